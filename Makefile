@@ -1,0 +1,53 @@
+# Everything a developer runs. Each target sets up what it needs in .venv; nothing is installed elsewhere.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO := build/demo
+
+.PHONY: help setup demo test lint format bench-layout clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo          pack, verify and inspect a small Kimi K3 checkpoint'
+	@echo 'make test          run all tests'
+	@echo 'make lint          ruff and mypy'
+	@echo 'make format        let ruff rewrite the sources'
+	@echo 'make bench-layout  measure record layouts (needs a C compiler)'
+	@echo 'make clean         remove what these targets made'
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'moepack needs Python 3.11 or newer; name one with: make PYTHON=python3.12' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@touch $@
+
+demo: $(READY)
+	@mkdir -p $(DEMO)
+	$(BIN)/moepack plan tests/data/k3-small
+	$(BIN)/moepack pack tests/data/k3-small $(DEMO)/k3-small.moepack
+	$(BIN)/moepack verify $(DEMO)/k3-small.moepack --level parity --source tests/data/k3-small
+	$(BIN)/moepack inspect $(DEMO)/k3-small.moepack
+	$(BIN)/moepack inspect $(DEMO)/k3-small.moepack --layer 1 --expert 0
+
+test: $(READY)
+	$(BIN)/python -m pytest -q
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench-layout:
+	bash benchmarks/layout/run
+
+clean:
+	rm -rf build $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
