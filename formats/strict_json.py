@@ -9,6 +9,7 @@ a :class:`~formats.errors.FormatError` that names the file. Types are not coerce
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from formats.errors import FormatError
@@ -33,7 +34,6 @@ def parse(data: bytes, *, where: str) -> Any:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError("JSON is not valid UTF-8", where=where, offset=error.start) from None
-    _check_depth(data, where)
 
     def whole(digits: str) -> int:
         if len(digits) > MAX_DIGITS:
@@ -41,6 +41,12 @@ def parse(data: bytes, *, where: str) -> Any:
                 "number is too long", where=where, expected=f"at most {MAX_DIGITS} digits", found=len(digits)
             )
         return int(digits)
+
+    def real(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
+            raise FormatError("number is out of range", where=where, found=digits[:80])
+        return value
 
     def constant(name: str) -> NoReturn:
         raise FormatError("JSON has a constant that is no number", where=where, found=name)
@@ -56,13 +62,12 @@ def parse(data: bytes, *, where: str) -> Any:
         return result
 
     try:
-        value = json.loads(text, object_pairs_hook=pairs, parse_int=whole, parse_constant=constant)
+        value = json.loads(text, object_pairs_hook=pairs, parse_int=whole, parse_float=real, parse_constant=constant)
     except json.JSONDecodeError as error:
-        raise FormatError(f"not JSON: {error.msg}", where=where, offset=error.pos) from None
+        raise FormatError(f"not JSON: {error.msg}", where=where, offset=_byte_offset(text, error.pos)) from None
     except RecursionError:
         raise FormatError("JSON is nested too deeply", where=where) from None
-    if "\\u" in text:
-        _check_strings(value, where)
+    _check_tree(value, "\\u" in text, where)
     return value
 
 
@@ -74,39 +79,33 @@ def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
     return value
 
 
-def _check_depth(data: bytes, where: str) -> None:
-    """Refuse deep nesting before the parser recurses; brackets inside strings are not counted."""
-    opening = data.count(b"[") + data.count(b"{")
-    if opening <= MAX_DEPTH:
-        return
-    # An exact walk is slow in Python, and real documents are shallow but long: take the strings out first.
-    depth = deepest = 0
-    for piece in _outside_strings(data):
-        for byte in piece:
-            if byte in b"[{":
-                depth += 1
-                if depth > MAX_DEPTH:
-                    raise FormatError("JSON is nested too deeply", where=where, expected=f"at most {MAX_DEPTH}")
-            elif byte in b"]}":
-                depth -= 1
-        deepest = max(deepest, depth)
+def _byte_offset(text: str, position: int) -> int:
+    """Where in the encoded document the character at ``position`` starts."""
+    return len(text[:position].encode("utf-8", "replace"))
 
 
-def _outside_strings(data: bytes) -> list[bytes]:
-    if b"\\" in data:
-        data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return [piece.translate(None, b" \t\r\n0123456789.,:-+eE") for piece in data.split(b'"')[::2]]
+def _check_tree(value: Any, has_escapes: bool, where: str) -> None:
+    """Refuse what the parser lets through: moderately deep nesting, and strings that only escapes can spell.
+
+    The parser itself stops at the interpreter's recursion limit, so ``value`` is of bounded depth here; UTF-8 cannot
+    hold an unpaired surrogate and JSON no bare NUL, so strings need a look only if there are escapes.
+    """
+    level: list[Any] = [value]  # the values inside of `depth` objects or lists
+    depth = 0
+    while level:
+        if has_escapes:
+            _check_strings(level, where)
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if containers and depth == MAX_DEPTH:
+            raise FormatError("JSON is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
+        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        depth += 1
 
 
-def _check_strings(value: Any, where: str) -> None:
-    """Escapes can spell what UTF-8 cannot: unpaired surrogates. Look for them in every string."""
-    if isinstance(value, str):
-        if any(0xD800 <= ord(char) <= 0xDFFF for char in value):
-            raise FormatError("JSON string has an unpaired surrogate", where=where, found=repr(value[:40]))
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_strings(key, where)
-            _check_strings(item, where)
-    elif isinstance(value, list):
-        for item in value:
-            _check_strings(item, where)
+def _check_strings(items: list[Any], where: str) -> None:
+    for item in items:
+        for text in (item,) if isinstance(item, str) else item if isinstance(item, dict) else ():
+            if "\0" in text:
+                raise FormatError("JSON string has a NUL", where=where, found=repr(text[:40]))
+            if not text.isascii() and any(0xD800 <= ord(char) <= 0xDFFF for char in text):
+                raise FormatError("JSON string has an unpaired surrogate", where=where, found=repr(text[:40]))

@@ -1,0 +1,85 @@
+"""Reading files that may be hostile or may change: positioned reads, never a mapping, never past a link.
+
+A mapped file that shrinks kills the process; a positioned read comes back short, and that is an error with a place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from formats.errors import EnvironmentProblem, FormatError
+
+MAX_CALL_BYTES = 1 << 30  # Linux transfers at most 2,147,479,552 bytes a call
+
+
+def read_exactly(fd: int, offset: int, length: int, *, where: str) -> bytes:
+    """``length`` bytes at ``offset``, in as many calls as it takes.
+
+    Raises:
+        FormatError: the file ends before; the offset of its end is named.
+        EnvironmentProblem: the device failed.
+    """
+    pieces = []
+    position, end = offset, offset + length
+    while position < end:
+        try:
+            piece = os.pread(fd, min(end - position, MAX_CALL_BYTES), position)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot read: {error.strerror}", where=where, offset=position) from None
+        if not piece:
+            raise FormatError(
+                "file ends early", where=where, offset=position, expected=f"{end} bytes or more", found=position
+            )
+        pieces.append(piece)
+        position += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def open_inside(directory_fd: int, name: str, *, where: str) -> int:
+    """Open the regular file ``name`` (a checked relative path) below a directory, following no link on the way.
+
+    Returns:
+        A descriptor for reading; the caller closes it.
+    """
+    parts = name.split("/")
+    fd = os.dup(directory_fd)
+    try:
+        for part in parts[:-1]:
+            deeper = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = deeper
+        # O_NONBLOCK: opening a FIFO that someone put there must not wait for a writer.
+        file_fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+    except FileNotFoundError:
+        raise FormatError("file is missing", where=where) from None
+    except (NotADirectoryError, IsADirectoryError):
+        raise FormatError("not a regular file reached without links", where=where) from None
+    except PermissionError:
+        raise EnvironmentProblem("not permitted to read", where=where) from None
+    except OSError as error:
+        raise FormatError(f"not a regular file reached without links: {error.strerror}", where=where) from None
+    finally:
+        os.close(fd)
+    if not stat.S_ISREG(os.fstat(file_fd).st_mode):
+        os.close(file_fd)
+        raise FormatError("not a regular file", where=where)
+    return file_fd
+
+
+def open_directory(path: Path, *, where: str) -> int:
+    """A descriptor for a directory; the caller closes it."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise FormatError("no such directory", where=where) from None
+    except NotADirectoryError:
+        raise FormatError("not a directory", where=where) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
+
+
+def file_bytes(fd: int) -> int:
+    """The present length of an open file."""
+    return os.fstat(fd).st_size
