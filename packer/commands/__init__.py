@@ -1,0 +1,36 @@
+"""The commands: each module parses, calls one function of ``packer`` and prints what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from packer.commands.common import EXIT_CODES, guarded
+from packer.commands.inspect import inspect
+from packer.commands.pack import pack
+from packer.commands.plan import plan
+from packer.commands.verify import verify
+from packer.output import make_output
+from packer.version import VERSION
+
+
+@click.group(name="moepack", epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, "--version", prog_name="moepack")
+def moepack() -> None:
+    """Pack a mixture-of-experts checkpoint into one aligned container, prove it, browse it."""
+
+
+for _command in (plan, pack, verify, inspect):
+    moepack.add_command(_command)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code; every error has been printed."""
+    output = make_output(verbose="--verbose" in arguments, color="--no-color" not in arguments)
+
+    def action() -> int:
+        code = moepack.main(args=list(arguments), prog_name="moepack", standalone_mode=False, obj=tuple(arguments))
+        return code if isinstance(code, int) else 0
+
+    return guarded(output, action, arguments)

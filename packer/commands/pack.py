@@ -1,0 +1,116 @@
+"""``moepack pack``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.errors import UsageError
+from packer.commands.common import EXIT_CODES, PathType, command_line, common_options, source_directory
+from packer.commands.show import spread_text
+from packer.commands.signals import stop_on_signals
+from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
+from packer.inspect import inspect_summary
+from packer.inspect_views import Summary
+from packer.machine import available_memory, fitting_jobs, processors
+from packer.output import Output, human_bytes, human_number
+from packer.pipeline import PackResult
+from packer.pipeline import pack as pack_container
+from packer.plan import Plan
+from packer.preflight import check_output, finished
+from packer.progress import ProgressLine
+
+SHOWN_OVER_LIMIT = 20
+
+
+@click.command(epilog=EXIT_CODES)
+@plan_options
+@click.argument("out", type=PathType())
+@click.option("--dry-run", is_flag=True, help="Print the plan, check the output's place, and write nothing.")
+@click.option("--restart", is_flag=True, help="Forget an unfinished pack of OUT and begin anew.")
+@common_options
+def pack(
+    output: Output, *, source: Path, out: Path, jobs: int | None, dry_run: bool, restart: bool, **options: Any
+) -> int:
+    """Pack the checkpoint SOURCE into the container OUT. Given again after an interruption, it continues.
+
+    \b
+    Examples:
+      moepack pack checkpoint/ model.moepack
+      moepack pack checkpoint/ model.moepack --recipe kimi-k3-lossless --jobs 8
+      moepack pack checkpoint/ sample.moepack --layers 3 --experts 0-7
+      moepack pack checkpoint/ model.moepack --dry-run
+    """
+    directory = source_directory(source)
+    with open_checkpoint(directory) as checkpoint:
+        model, plan = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())
+        if dry_run:
+            return _dry_run(output, checkpoint, plan, out)
+        fitting = fitting_jobs(plan.memory, plan.jobs, available_memory())
+        if fitting < plan.jobs:
+            output.note(f"{fitting} jobs instead of {plan.jobs}: more do not fit into the memory that is available")
+            plan = plan.with_jobs(fitting)
+        again = command_line(click.get_current_context().obj or (), without=["--restart"])
+        message = "stopping; what is done stays. Again to leave at once."
+        with stop_on_signals(message) as stop, ProgressLine(output, "pack") as progress:
+            result = pack_container(
+                checkpoint, model, plan, out, jobs=plan.jobs, progress=progress, restart=restart, stop=stop
+            )
+    summary = inspect_summary(result.path)
+    if not isinstance(summary, Summary):
+        raise UsageError("container was removed while it was made", where=out, hint=f"start again with: {again}")
+    if output.json:
+        output.result(_document(result, summary))
+    else:
+        _print(output, result, summary)
+    if result.over_limit:
+        output.hint("an error above the limit is in the container all the same: change the recipe and pack again")
+        return 1
+    output.hint(f"moepack verify {command_line([str(out)]).removeprefix('moepack ')}")
+    return 0
+
+
+def _dry_run(output: Output, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
+    check_output(checkpoint.directory, out)
+    complete = finished(out, plan)
+    if output.json:
+        output.result({**plan.to_dict(), "already_complete": bool(complete)})
+    else:
+        show_plan(output, checkpoint.directory, plan)
+    output.note("dry run: nothing was written" + (", the output is complete already" if complete else ""))
+    return 0
+
+
+def _document(result: PackResult, summary: Summary) -> dict[str, Any]:
+    return {
+        "path": str(result.path),
+        "container_id": result.container_id,
+        "container_bytes": result.container_bytes,
+        "experts": result.records,
+        "bits_per_weight": summary.bits_per_weight,
+        "rel_error": dataclasses.asdict(summary.matrix_errors),
+        "trunk_rel_error": dataclasses.asdict(summary.tensor_errors),
+        "resumed_units": result.resumed_units,
+        "already_complete": result.already_complete,
+        "over_limit": [dataclasses.asdict(item) for item in result.over_limit],
+    }
+
+
+def _print(output: Output, result: PackResult, summary: Summary) -> None:
+    if result.already_complete:
+        output.note("the output is complete already, nothing was written")
+    elif result.resumed_units:
+        output.note(f"continued: {result.resumed_units} units were done before")
+    output.line(f"container     {result.container_id}")
+    output.line(f"bytes         {result.container_bytes} ({human_bytes(result.container_bytes)})")
+    output.line(f"experts       {result.records}, {human_number(summary.bits_per_weight, 4)} bits a weight")
+    output.line(f"expert errors {spread_text(summary.matrix_errors)}")
+    output.line(f"trunk errors  {spread_text(summary.tensor_errors)}")
+    for item in result.over_limit[:SHOWN_OVER_LIMIT]:
+        output.line(f"over limit    {item.where}: error {item.error:.6g}, limit {item.limit:g}")
+    if len(result.over_limit) > SHOWN_OVER_LIMIT:
+        output.line(f"              and {len(result.over_limit) - SHOWN_OVER_LIMIT} more")

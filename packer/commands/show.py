@@ -1,0 +1,213 @@
+"""The views of ``moepack inspect`` as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from packer.inspect_views import ExpertView, FileSize, LayerView, MatrixView, Spread, Summary, Unfinished
+from packer.output import Output, human_bytes, human_number
+
+_BAR = " .:-=+*#%@"
+_BINS = 32
+
+
+def show_summary(output: Output, container: Path, view: Summary | Unfinished) -> None:
+    """One screen about the whole container."""
+    if isinstance(view, Unfinished):
+        _show_unfinished(output, container, view)
+        return
+    arch, source = view.architecture, view.source
+    output.line(f"container     {view.container_id}")
+    output.line(f"format        version {view.format_version}, written by {view.tool['name']} {view.tool['version']}")
+    output.line(
+        f"model         {arch['name']} ({arch['family']}), {arch['hidden_layers']} layers, width {arch['hidden_size']}"
+    )
+    output.line(f"source        {_source(source)}")
+    output.line(f"recipe        {view.recipe.get('name')}: {view.recipe.get('summary') or '-'}")
+    output.line(
+        f"experts       {view.experts} in {view.layers} layers, {arch['experts_per_token']} a token,"
+        f" as {', '.join(f'{codec} ({count})' for codec, count in view.codecs.items()) or '-'}"
+    )
+    output.line(
+        f"record        up to {human_bytes(view.record_bytes)}, {human_number(view.bits_per_weight, 4)} bits a weight"
+    )
+    if view.partial is not None:
+        output.line(f"partial       {_selection(view.partial)}")
+    coverage = view.coverage
+    output.line(
+        f"tensors       {coverage['packed']} packed, {coverage['copied']} copied, {coverage['dropped']} dropped,"
+        f" {coverage['omitted']} omitted"
+    )
+    output.line(f"expert errors {spread_text(view.matrix_errors)}")
+    output.line(f"trunk errors  {spread_text(view.tensor_errors)}")
+    rows = [
+        ("experts", human_bytes(view.expert_bytes), _share(view.expert_bytes, view.container_bytes)),
+        ("trunk", human_bytes(view.trunk_bytes), _share(view.trunk_bytes, view.container_bytes)),
+        *(
+            (f"  {role}", human_bytes(count), _share(count, view.container_bytes))
+            for role, count in sorted(view.roles.items(), key=lambda item: -item[1])
+        ),
+        ("other", human_bytes(view.other_bytes), _share(view.other_bytes, view.container_bytes)),
+        ("total", human_bytes(view.container_bytes), _share(view.container_bytes, view.container_bytes)),
+    ]
+    output.table("", ("section", ">bytes", ">share"), rows)
+    output.detail("files:")
+    for name, length in collapsed(view.files):
+        output.detail(f"  {name}  {length}")
+
+
+def collapsed(files: Sequence[FileSize]) -> list[tuple[str, str]]:
+    """Files with their sizes, all banks in one line."""
+    banks = [file for file in files if file.name.endswith(".bank")]
+    lines = [(file.name, human_bytes(file.bytes)) for file in files if file not in banks]
+    if banks:
+        lines.append((f"experts/layer-*.bank ({len(banks)} files)", human_bytes(sum(file.bytes for file in banks))))
+    return lines
+
+
+def _show_unfinished(output: Output, container: Path, view: Unfinished) -> None:
+    output.line(f"unfinished    {container}")
+    for key, value in view.identity.items():
+        text = value.get("name", "...") if isinstance(value, dict) else value
+        output.line(f"  {key:<12}{str(text)[:200]}")
+    output.line(
+        f"durable       {view.units_done} units, {view.records_done} expert records, {len(view.files_done)} files"
+    )
+    output.line(f"expert errors {spread_text(view.matrix_errors)}")
+    output.table("", ("file", ">bytes"), [(file.name, human_bytes(file.bytes)) for file in view.files])
+    output.hint("give the same pack command again, it continues")
+
+
+def show_layer(output: Output, view: LayerView) -> None:
+    """The records of a layer."""
+    dropped = f", without source experts {', '.join(map(str, view.dropped_experts))}" if view.dropped_experts else ""
+    size = human_bytes(view.bytes)
+    output.line(f"layer {view.layer}: {len(view.records)} of {view.experts} experts in {view.file}, {size}{dropped}")
+    output.table(
+        "",
+        (">expert", ">source", "codec", ">offset", ">bytes", ">error", ">gate", ">up", ">down", "blake3"),
+        [
+            (
+                record.expert,
+                record.source_expert,
+                record.codec,
+                record.offset,
+                record.bytes,
+                *(human_number(error, 4) for error in (record.rel_error, *record.matrix_errors)),
+                record.blake3[:16],
+            )
+            for record in view.records
+        ],
+    )
+
+
+def show_expert(output: Output, view: ExpertView) -> None:
+    """The header of a record."""
+    output.line(f"layer {view.layer} expert {view.expert} (source expert {view.source_expert})")
+    output.line(f"codec    {view.codec} {_parameters(view.parameters)}")
+    output.line(f"place    {view.file}, byte {view.offset}, {view.bytes} bytes of which {view.payload_bytes} are used")
+    output.line(f"error    {human_number(view.rel_error, 4)}")
+    output.line(f"blake3   {view.blake3}")
+    output.table(
+        "",
+        ("matrix", ">rows", ">columns", ">exponent", ">error", "source blake3", "source tensors"),
+        [
+            (
+                matrix.name,
+                matrix.rows,
+                matrix.cols,
+                matrix.scale_exponent,
+                human_number(matrix.rel_error, 4),
+                matrix.source_blake3[:16],
+                ", ".join(matrix.source_tensors),
+            )
+            for matrix in view.matrices
+        ],
+    )
+    output.table(
+        "",
+        ("section", ">offset", ">bytes", "blake3"),
+        [(section.name, section.offset, section.bytes, section.blake3[:16]) for section in view.sections],
+    )
+
+
+def show_matrix(output: Output, view: MatrixView) -> None:
+    """A decoded matrix."""
+    output.line(f"layer {view.layer} expert {view.expert} {view.matrix}: {view.rows} x {view.cols}")
+    output.line(f"source   {', '.join(view.source_tensors)}")
+    output.line(f"codec    {view.codec} {_parameters(view.parameters)}, scale exponent {view.scale_exponent}")
+    output.line(f"error    {human_number(view.rel_error, 4)}")
+    output.line(
+        f"values   mean {human_number(view.mean)}, deviation {human_number(view.standard_deviation)},"
+        f" from {human_number(view.smallest)} to {human_number(view.largest)}, {view.zeros} zeros"
+    )
+    if view.scales:
+        output.line(f"scales   {' '.join(human_number(scale, 5) for scale in view.scales)} ...")
+    output.table(
+        "",
+        [f">{column}" for column in range(len(view.corner[0]))],
+        [[human_number(v, 5) for v in row] for row in view.corner],
+    )
+    if view.codebooks:
+        output.table(
+            "",
+            (">stage", ">entries", ">unused", ">bits used", ">norms from", ">mean", ">to", "use of the entries"),
+            [
+                (
+                    book["stage"],
+                    book["entries"],
+                    book["unused"],
+                    human_number(book["entropy_bits"]),
+                    human_number(book["norm_min"]),
+                    human_number(book["norm_mean"]),
+                    human_number(book["norm_max"]),
+                    histogram(book["histogram"]),
+                )
+                for book in view.codebooks
+            ],
+        )
+
+
+def histogram(counts: Sequence[int]) -> str:
+    """Counts as a line of characters, runs of neighbours added up, the fullest as ``@``."""
+    size = -(-len(counts) // _BINS)
+    bins = [sum(counts[start : start + size]) for start in range(0, len(counts), size)]
+    most = max(bins, default=0)
+    return "".join(_BAR[-(-count * (len(_BAR) - 1) // most)] for count in bins) if most else ""
+
+
+def _source(source: dict[str, Any]) -> str:
+    name = source["repository"] or "local directory"
+    commit = f" at {source['commit']}" if source["commit"] else ""
+    return (
+        f"{name}{commit}, {source['tensors']} tensors, {human_bytes(source['bytes'])}, {len(source['shards'])} shards"
+    )
+
+
+def _selection(partial: dict[str, Any]) -> str:
+    layers = ", ".join(map(str, partial["layers"]))
+    return f"layers {layers}" + (
+        "" if partial["experts"] is None else f", experts {', '.join(map(str, partial['experts']))}"
+    )
+
+
+def spread_text(spread: Spread) -> str:
+    """How errors are distributed, in one line."""
+    if not spread.count:
+        return "-"
+    numbers = (spread.min, spread.median, spread.p99, spread.max)
+    names = ("min", "median", "99 %", "max")
+    return (
+        ", ".join(f"{name} {human_number(value, 4)}" for name, value in zip(names, numbers, strict=True))
+        + f" ({spread.count})"
+    )
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def _parameters(parameters: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())

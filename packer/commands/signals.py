@@ -1,0 +1,36 @@
+"""Stopping a long command in two steps: the first signal ends it in order, the second at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_INTERRUPTED = 130
+
+
+@contextmanager
+def stop_on_signals(message: str) -> Iterator[threading.Event]:
+    """Within the ``with`` block SIGINT and SIGTERM set the event; a second one ends the process with 130.
+
+    Args:
+        message: written to stderr when the first signal arrives.
+    """
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(_INTERRUPTED)
+        stop.set()
+        # Not through the buffered stream: the signal may have interrupted a write to it.
+        os.write(2, f"\n{message}\n".encode("utf-8", "backslashreplace"))
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

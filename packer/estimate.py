@@ -1,0 +1,83 @@
+"""What packing needs besides the container: memory, by jobs, and the journal's space. Upper bounds, kept by tests.
+
+Memory has a fixed part, the program and the names of all tensors, and a part for each job, which follows the largest
+expert or one block of rows of a trunk tensor and never the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from formats.codecs import trunk_sections
+from formats.dtypes import by_name
+from formats.families import Model
+from formats.layout import Codec, SectionKind
+from formats.manifest import Manifest
+from packer.encode import peak_bytes
+from packer.encode_trunk import BLOCK_BYTES
+from packer.journal import RESERVE_BYTES
+from packer.layout_plan import LayerPlan, SegmentPlan, TensorPlan
+
+PROGRAM_BYTES = 96 << 20  # interpreter, libraries, and buffers for copying, hashing and reading back
+TENSOR_BYTES = 800  # a source tensor: its name, its entries in the index and the headers, and their parsing
+RECORD_BYTES = 1000  # an expert record: its place in the plan, its journal entry, its index row
+ELEMENT_BYTES = 60  # an element of a block that is quantised: source, float32, codes, decoded, float64 for the error
+COPY_BLOCKS = 4  # blocks of a tensor that is copied
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that packing takes: ``fixed``, and ``per_job`` for each unit that runs at a time."""
+
+    fixed: int
+    per_job: int
+
+    def with_jobs(self, jobs: int) -> int:
+        """The upper bound for ``jobs`` units at a time."""
+        return self.fixed + jobs * self.per_job
+
+
+def memory_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> Memory:
+    """The memory of a pack.
+
+    fixed = 96 MiB + 800 bytes a source tensor + 1,000 bytes a record.
+
+    per job = the larger of what ``packer.encode.peak_bytes`` states for an expert (its source bytes, two copies of its
+    record, three float32 copies of its largest matrix, 48 MiB), and of what the largest trunk tensor takes: 60 bytes
+    an element of a block of rows (8 MiB of source, or one row if that is longer) and its scales twice, or four blocks
+    where it is only copied. K3 in the bundled recipe: about 0.54 GiB and 0.27 GiB a job.
+    """
+    shapes, source = model.architecture.expert_shapes, model.expert_bytes_in_source
+    kinds = {(record.codec, record.parameters) for layer in layers for record in layer.records}
+    experts = [peak_bytes(codec, parameters, shapes, source) for codec, parameters in kinds]
+    tensors = [_tensor_peak(tensor) for segment in segments for tensor in segment.tensors]
+    records = sum(len(layer.records) for layer in layers)
+    return Memory(
+        fixed=PROGRAM_BYTES + TENSOR_BYTES * model.tensor_count + RECORD_BYTES * records,
+        per_job=max([0, *experts, *tensors]),
+    )
+
+
+def _tensor_peak(tensor: TensorPlan) -> int:
+    if tensor.codec != Codec.GROUP_INT:
+        return COPY_BLOCKS * min(tensor.source_bytes, BLOCK_BYTES)
+    sections = trunk_sections(tensor.codec, tensor.parameters, tensor.shape, where=tensor.name)
+    scales = sum(section.bytes for section in sections if section.kind == SectionKind.SCALES)
+    rows, cols = tensor.shape
+    itemsize = by_name(tensor.dtype, where=tensor.name).itemsize
+    elements = min(rows * cols, max(BLOCK_BYTES // itemsize, cols))
+    return ELEMENT_BYTES * elements + 2 * scales
+
+
+def journal_bytes(identity: Mapping[str, Any], units: int, draft: Manifest) -> int:
+    """Upper bound of the journal's length, and its reserve: a line a unit, three a file, one a shard."""
+    text = sum(len(tensor.name.encode()) * 2 + 250 for tensor in draft.tensors) + 250 * draft.experts.count
+    files = len(draft.layers) + len(draft.assets) + 3
+    lines = (
+        200 * (units + 4 * files) + 400 * len(draft.source.shards) + sum(4 * len(item.path) for item in draft.assets)
+    )
+    return len(msgspec.json.encode(dict(identity))) + text + lines + RESERVE_BYTES

@@ -1,0 +1,240 @@
+"""What a pack will write, to the byte, decided from headers alone: nothing is read of a weight, and nothing written.
+
+:func:`make_plan` is a pure function of the bound source, the recipe and the selection. How many jobs run changes its
+estimate of memory and nothing else. Where things lie is worked out by ``packer.layout_plan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from blake3 import blake3
+
+from formats.checkpoint import Checkpoint
+from formats.errors import EnvironmentProblem
+from formats.families import Model
+from formats.layout import Codec
+from formats.manifest import TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
+from packer.assemble import draft_manifest
+from packer.estimate import journal_bytes, memory_of
+from packer.layout_plan import (
+    LayerPlan,
+    RecordPlan,
+    SegmentPlan,
+    TensorPlan,
+    TrunkPlan,
+    expert_codec,
+    plan_layers,
+    plan_trunk,
+)
+from packer.plan_types import Plan, Unit, checked_jobs
+from packer.recipe import Recipe, Rvq, resolve
+from packer.selection import Selection, normalised, spelled
+
+__all__ = ["LayerPlan", "Plan", "RecordPlan", "SegmentPlan", "TensorPlan", "Unit", "make_plan"]
+
+UNIT_BYTES = 128 << 20  # of output: what is lost at most when a job is stopped, and how often the journal is flushed
+UNIT_RECORDS = 1024  # bounds a line of the journal
+UNITS_PER_LAYER = 8  # at least, where a layer has as many experts, so that jobs have something to share
+_SHOWN = 10
+
+
+def make_plan(
+    checkpoint: Checkpoint,
+    model: Model,
+    recipe: Recipe,
+    *,
+    selection: Selection | None = None,
+    jobs: int = 1,
+    repository: str | None = None,
+    commit: str | None = None,
+    kernel: str = "numpy",
+) -> Plan:
+    """Plan a container.
+
+    Args:
+        checkpoint: the source; without shard headers the plan is still exact but for the digits of shard lengths.
+        model: what ``formats.families.bind`` made of it.
+        recipe: any; it is checked against the model.
+        selection: layers and experts to pack, or None for all.
+        jobs: units that are to run at a time; changes the memory only.
+        repository, commit: the source's name and revision, if they are known; they stand in the container.
+        kernel: which implementation fits and encodes; it stands in the container.
+
+    Raises:
+        UsageError: the recipe does not suit the model, no rule takes a tensor, the selection is empty or unknown.
+        EnvironmentProblem: an asset cannot be looked at.
+
+    Example:
+        plan = make_plan(checkpoint, bind(checkpoint), default_recipe("kimi_k3"))
+        plan.container_bytes
+    """
+    architecture = model.architecture
+    jobs = checked_jobs(jobs)
+    recipe = resolve(recipe, family=architecture.family, expert_format=architecture.expert_format)
+    selection = normalised(selection, architecture)
+    codec, parameters, note = expert_codec(recipe, architecture)
+    layers = plan_layers(architecture, codec, parameters, selection)
+    trunk = plan_trunk(model.trunk, recipe, selection)
+    fitting = Fitting(
+        method=_method(recipe, codec), seed=recipe.fitting.seed, kernel=kernel if codec == Codec.RVQ else "none"
+    )
+    draft = draft_manifest(
+        checkpoint,
+        model,
+        recipe,
+        layers=layers,
+        segments=trunk.segments,
+        dropped=trunk.dropped,
+        partial=_partial(selection, model),
+        shards=_shards(checkpoint, model, layers, trunk),
+        assets=_assets(checkpoint),
+        fitting=fitting,
+        repository=repository,
+        commit=commit,
+    )
+    units = tuple(_units(layers, trunk.segments))
+    identity = _identity(checkpoint, draft)
+    return Plan(
+        recipe=recipe,
+        selection=selection,
+        layers=layers,
+        segments=trunk.segments,
+        dropped=trunk.dropped,
+        omitted=trunk.omitted,
+        draft=draft,
+        units=units,
+        identity=MappingProxyType(identity),
+        notes=tuple(_notes(checkpoint, draft, trunk, note if layers else None)),
+        memory=memory_of(model, layers, trunk.segments),
+        jobs=jobs,
+        exact=checkpoint.has_headers,
+        manifest_bytes=planned_bytes(draft),
+        journal_bytes=journal_bytes(identity, len(units), draft),
+    )
+
+
+def _method(recipe: Recipe, codec: Codec) -> str:
+    """How lossy expert codes are chosen, as the manifest says it."""
+    if codec == Codec.RVQ and isinstance(recipe.experts, Rvq):
+        return f"residual k-means, effort {recipe.fitting.effort}"
+    return "largest magnitude" if codec == Codec.GROUP_INT else "none"
+
+
+def _units(layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> Iterator[Unit]:
+    for layer in layers:
+        count, length = len(layer.records), layer.records[0].bytes
+        step = max(1, min(UNIT_BYTES // length, UNIT_RECORDS, count // UNITS_PER_LAYER))
+        for first in range(0, count, step):
+            last = min(first + step, count) - 1
+            low, high = layer.records[first].expert, layer.records[last].expert
+            yield Unit(
+                name=f"layer {layer.layer} experts {low}-{high}",
+                label=f"layer {layer.layer}, experts {low} to {high}",
+                file=bank_name(layer.layer),
+                layer=layer.layer,
+                first=first,
+                last=last,
+                segment="",
+                bytes=(last - first + 1) * length,
+            )
+    for segment in segments:
+        yield Unit(
+            name=f"trunk {segment.name}",
+            label=f"trunk, {segment.name}",
+            file=TRUNK_NAME,
+            layer=None,
+            first=0,
+            last=0,
+            segment=segment.name,
+            bytes=segment.bytes,
+        )
+
+
+def _partial(selection: Selection | None, model: Model) -> Partial | None:
+    if selection is None:
+        return None
+    layers = model.architecture.moe_layers if selection.layers is None else selection.layers
+    return Partial(layers=layers, experts=selection.experts)
+
+
+def _shards(
+    checkpoint: Checkpoint, model: Model, layers: Sequence[LayerPlan], trunk: TrunkPlan
+) -> list[tuple[str, int]]:
+    """(name, bytes) of the shards that hold something to pack, by name."""
+    needed = {tensor.shard for segment in trunk.segments for tensor in segment.tensors}
+    templates = [template for names in model.expert_templates.values() for template in names]
+    for layer in layers:
+        of_layer = [template.replace("{layer}", str(layer.layer)) for template in templates]
+        for record in layer.records:
+            expert = str(record.source_expert)
+            needed.update(checkpoint.weight_map[template.replace("{expert}", expert)] for template in of_layer)
+    if checkpoint.has_headers:
+        return [(shard.name, shard.bytes) for shard in checkpoint.shards if shard.name in needed]
+    return sorted((name, length) for name, length in _estimated_shards(checkpoint, model).items() if name in needed)
+
+
+def _estimated_shards(checkpoint: Checkpoint, model: Model) -> dict[str, int]:
+    """Tensor bytes a shard, from the configuration: what a shard has at least. Its header adds less than 1 %."""
+    lengths = {tensor.name: tensor.bytes for tensor in model.trunk}
+    for layer in model.architecture.moe_layers:
+        for tensors in model.expert_tensors.values():
+            for tensor in tensors:
+                of_layer = tensor.template.replace("{layer}", str(layer))
+                for expert in range(model.architecture.experts):
+                    lengths[of_layer.replace("{expert}", str(expert))] = tensor.bytes
+    shards: dict[str, int] = {}
+    for name, shard in checkpoint.weight_map.items():
+        shards[shard] = shards.get(shard, 0) + lengths[name]
+    return shards
+
+
+def _assets(checkpoint: Checkpoint) -> list[tuple[str, int]]:
+    try:
+        return [(name, (checkpoint.directory / name).stat().st_size) for name in sorted(checkpoint.assets)]
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot look at an asset: {error.strerror}", where=checkpoint.directory) from None
+
+
+def _identity(checkpoint: Checkpoint, draft: Manifest) -> dict[str, Any]:
+    """What must be equal for an unfinished pack to be continued; the journal's shard digests stand for the weights."""
+    source = draft.source
+    headers = {shard.name: shard.header_blake3 for shard in checkpoint.shards}
+    return {
+        "format": f"{draft.format} {draft.format_version}.{draft.format_revision}",
+        "tool": msgspec.to_builtins(draft.tool),
+        "recipe": draft.recipe,
+        "fitting": msgspec.to_builtins(draft.fitting),
+        "selection": msgspec.to_builtins(draft.partial),
+        "source": {
+            "repository": source.repository,
+            "commit": source.commit,
+            "config": blake3(checkpoint.config_bytes).hexdigest(),
+            "shards": {
+                shard.name: {"bytes": shard.bytes, "header": headers.get(shard.name)} for shard in source.shards
+            },
+            "assets": {asset.path: asset.bytes for asset in draft.assets},
+        },
+    }
+
+
+def _notes(checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: str | None) -> Iterator[str]:
+    if fallback is not None:
+        yield fallback
+    if draft.partial is not None:
+        experts = "all experts" if draft.partial.experts is None else f"experts {spelled(draft.partial.experts)}"
+        yield f"partial container: layers {spelled(draft.partial.layers)}, {experts}; it cannot run as a model"
+    if trunk.dropped:
+        names = _some([item.name for item in trunk.dropped])
+        yield f"{len(trunk.dropped)} tensors are dropped by rules of the recipe: {names}"
+    if checkpoint.ignored:
+        yield f"{len(checkpoint.ignored)} files beside the weights are ignored: {_some(checkpoint.ignored)}"
+    if not checkpoint.has_headers:
+        yield "no shard is here: shapes come from the configuration, lengths of shards in the manifest are estimates"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

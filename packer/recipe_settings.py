@@ -1,0 +1,134 @@
+"""``--set key=value``: changing a recipe from the command line without leaving its rules."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from formats.errors import UsageError
+from packer.recipe_types import Recipe, plain, recipe_from_builtins
+
+
+def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
+    """Apply ``key=value`` settings, in order, and check the result as a whole.
+
+    Keys are dotted (``experts.stages``, ``trunk.0.bits``, ``fitting.seed``); values are TOML values, and what is not
+    one is a string. Two things follow a setting, because the old value would make no sense:
+
+    * another ``codec`` starts its table anew, with that codec's defaults and none of the old one's parameters;
+    * another number of bits, stages or entries moves ``max_rel_error`` to :func:`usual_limit`, unless it is set too.
+
+    A recipe that changes gets ``+set`` behind its name: no container carries the name of a recipe it was not made by.
+
+    Raises:
+        UsageError: unknown key, wrong type or value out of range; the key is named.
+    """
+    document = plain(recipe)
+    given: set[str] = set()
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        key = key.strip()
+        if not setting.isprintable():
+            raise UsageError("setting has characters that cannot be printed", where=f"--set {setting!a}")
+        if not equals or not key:
+            raise UsageError("setting is not of the form key=value", where=f"--set {setting}")
+        _assign(document, key, _toml_value(text.strip()))
+        given.add(key)
+    for key in given:
+        table, _, last = key.rpartition(".")
+        if last in ("codec", "bits", "stages", "entries") and f"{table}.max_rel_error" not in given:
+            _reset_limit(document, table)
+    changed = recipe_from_builtins(document, where="--set")
+    if changed == recipe or "name" in given or recipe.name.endswith("+set"):
+        return changed
+    return msgspec.structs.replace(changed, name=recipe.name[:60] + "+set")
+
+
+def usual_limit(codec: str, *, bits: int = 8, stages: int = 3, entries: int = 256) -> float:
+    """The error limit that the bundled recipes use for a codec: about a fourth above what it does to weights.
+
+    rvq: normal, Laplace and Student (5) weights keep within 0.58^R of their norm at R = stages x log2(entries) / 8
+    bits a weight (0.18 to 0.20 at R = 3, R from 1/8 to 4 measured); the limit is 1.25 x 0.585^R, 0.25 at R = 3.
+    group_int: step / sqrt(12) at a step of amax / 7 or amax / 127. Groups of 128 normal weights give 0.118 and 0.0065,
+    Laplace 0.160 and 0.0089, Student (5) 0.172 and 0.0096; one single group, as in a matrix of one short row, at most
+    0.197 and 0.0108 in 3,000 draws. The limits are 0.2 and 0.012: above all of these, below one large outlier a group.
+    """
+    if codec == "rvq":
+        return float(round(1.25 * 0.585 ** (stages * math.log2(entries) / 8), 3))
+    if codec == "group_int":
+        return 0.2 if bits == 4 else 0.012
+    return 0.0
+
+
+def _assign(document: dict[str, Any], key: str, value: Any) -> None:
+    """Put ``value`` at a dotted key of the plain document; whether the last part exists is for the types to say."""
+    node: Any = document
+    parts = key.split(".")
+    for depth, part in enumerate(parts[:-1]):
+        here = ".".join(parts[: depth + 1])
+        if isinstance(node, list):
+            if not re.fullmatch(r"[0-9]{1,4}", part) or int(part) >= len(node):
+                raise UsageError(
+                    "no such rule", where=f"--set {here}", expected=f"0 to {len(node) - 1}", found=repr(part)
+                )
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            if node[part] is None:
+                node[part] = {}  # a table that may be absent, such as experts.fallback
+            node = node[part]
+        else:
+            raise UsageError("unknown key", where=f"--set {here}", hint=_known(node))
+    if not isinstance(node, dict):
+        raise UsageError("unknown key", where=f"--set {key}", hint=_known(node))
+    last = parts[-1]
+    if last == "codec" and node.get("codec") not in (None, value):
+        kept = {name: node[name] for name in ("roles", "names", "ranks") if node.get(name) is not None}
+        node.clear()
+        node.update(kept)
+        node.update(_defaults_of(value))
+    elif last != "codec" and last not in node and node:
+        raise UsageError("unknown key", where=f"--set {key}", hint=_known(node))
+    node[last] = value
+
+
+def _defaults_of(codec: Any) -> dict[str, Any]:
+    """Parameters for a table whose codec was changed by a setting."""
+    if codec == "rvq":
+        return {
+            "stages": 3,
+            "entries": 256,
+            "codebooks": "expert",
+            "max_rel_error": usual_limit("rvq"),
+            "fallback": None,
+        }
+    if codec == "group_int":
+        return {"bits": 8, "group": 128, "max_rel_error": usual_limit("group_int")}
+    return {}
+
+
+def _reset_limit(document: dict[str, Any], key: str) -> None:
+    """Give the table at ``key`` its usual limit, if its parameters make sense; if not, the types will say so."""
+    node: Any = document
+    for part in key.split("."):
+        node = node[int(part)] if isinstance(node, list) else node[part]
+    parameters = {name: node[name] for name in ("bits", "stages", "entries") if name in node}
+    if "max_rel_error" in node and all(type(value) is int and 1 <= value <= 256 for value in parameters.values()):
+        node["max_rel_error"] = usual_limit(node["codec"], **parameters)
+
+
+def _toml_value(text: str) -> Any:
+    """``text`` as a TOML value, else as a string: 2, 0.1, true, "a", ["a", "b"], matrix."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _known(node: Any) -> str | None:
+    return f"known here: {', '.join(node)}" if isinstance(node, dict) and node else None

@@ -1,0 +1,358 @@
+"""Proving a container: that it is whole (``structure``), undamaged (``hashes``), and what its source said (``parity``).
+
+Each level includes the one before. Damage never stops a verification, it becomes a finding; only a container that
+cannot be opened at all is refused. The order of the findings does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from formats.checkpoint import Checkpoint, open_checkpoint
+from formats.container import Container, open_container
+from formats.errors import FormatError, UsageError
+from formats.families import Model, bind
+from formats.layout import IndexRow
+from formats.manifest import Manifest, ShardInfo, TensorInfo, covered_names
+from packer.findings import Problem, Work
+from packer.progress import Progress
+from packer.recipe import recipe_from_builtins
+from packer.recipe_types import Recipe
+from packer.verify_bytes import check_range, check_record, check_trunk_padding
+from packer.verify_parity import Compared, Source, compare_record, compare_tensor
+from packer.verify_source import (
+    asset_problems,
+    covered_by,
+    model_problems,
+    shard_list_problems,
+    shard_problems,
+    unaccounted_tensors,
+)
+from packer.verify_structure import Rows, readable_rows, structure_problems
+
+LEVELS = ("structure", "hashes", "parity")
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class ErrorSummary:
+    """Mean and largest of measured relative errors; None where nothing was measured."""
+
+    mean: float | None
+    max: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in JSON: ``{"rel_error": {"mean": ..., "max": ...}}``."""
+        return {"rel_error": {"mean": self.mean, "max": self.max}}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What a sampled verification did not look at: expert records, and whole-file digests of source shards."""
+
+    records: int
+    shard_digests: int
+
+    def to_dict(self) -> dict[str, int]:
+        """The members of ``left_out`` in JSON."""
+        return {"records": self.records, "shard_digests": self.shard_digests}
+
+
+@dataclass(frozen=True)
+class Parity:
+    """What the comparison with the source measured.
+
+    Attributes:
+        experts: relative errors over expert matrices.
+        trunk: over trunk tensors, copied ones (error 0) included.
+        exact_tensors: source tensors whose bytes the container holds bit for bit.
+        source_tensors: all tensors of the source.
+        unaccounted: those without a fate.
+    """
+
+    experts: ErrorSummary
+    trunk: ErrorSummary
+    exact_tensors: int
+    source_tensors: int
+    unaccounted: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The members that only level ``parity`` has in JSON."""
+        return {
+            "experts": self.experts.to_dict(),
+            "trunk": self.trunk.to_dict(),
+            "exact_tensors": self.exact_tensors,
+            "source_tensors": self.source_tensors,
+            "unaccounted": self.unaccounted,
+        }
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The result of a verification.
+
+    Attributes:
+        level: the level reached.
+        container_id: of the container that was verified.
+        records_checked: expert records looked at.
+        tensors_checked: trunk tensors looked at.
+        problems: findings, in a fixed order; empty means that everything looked at is right.
+        left_out: None unless a sample was asked for.
+        parity: None below level ``parity``.
+    """
+
+    level: str
+    container_id: str
+    records_checked: int
+    tensors_checked: int
+    problems: tuple[Problem, ...]
+    left_out: LeftOut | None = None
+    parity: Parity | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``verify --json``."""
+        return {
+            "ok": self.ok,
+            "level": self.level,
+            "container_id": self.container_id,
+            "records_checked": self.records_checked,
+            "tensors_checked": self.tensors_checked,
+            "problems": [problem.to_dict() for problem in self.problems],
+            "left_out": None if self.left_out is None else self.left_out.to_dict(),
+            **({} if self.parity is None else self.parity.to_dict()),
+        }
+
+
+def verify(
+    container_path: Path | str,
+    *,
+    level: str = "hashes",
+    source: Path | str | None = None,
+    sample: float | None = None,
+    jobs: int = 1,
+    progress: Report | None = None,
+) -> VerifyReport:
+    """Verify a container.
+
+    Args:
+        container_path: its directory.
+        level: ``structure`` (files, headers, padding, counts, limits), ``hashes`` (every byte against its digest) or
+            ``parity`` (every source tensor against the container); each includes the one before.
+        source: the checkpoint directory, for ``parity``.
+        sample: share of the records to look at, above 0 and at most 1, spread evenly: at least one of each layer, and
+            always the last of the last layer. Then the digests of whole shards are left out too.
+        jobs: threads.
+        progress: called with numbers as the work goes on, from any of the threads.
+
+    Raises:
+        UsageError: an unknown level, a sample of nothing, ``parity`` without a source.
+        FormatError: too damaged to be opened (the container), or not a sound checkpoint (the source).
+
+    Example:
+        >>> verify("model.moepack").ok  # doctest: +SKIP
+        True
+    """
+    if level not in LEVELS:
+        raise UsageError("unknown level", where="level", expected=", ".join(LEVELS), found=repr(level))
+    if level == "parity" and source is None:
+        raise UsageError("level parity compares with a source, and none is given", hint="add --source SOURCE")
+    if sample is not None and not 0.0 < sample <= 1.0:
+        raise UsageError("sample selects nothing", where="sample", expected="above 0 and at most 1", found=sample)
+    if jobs < 1:
+        raise UsageError("no thread to work with", where="jobs", expected="1 or more", found=jobs)
+    with open_container(container_path) as container:
+        if level != "parity" or source is None:
+            return _verify(container, None, level, sample, jobs, progress)
+        with open_checkpoint(source) as checkpoint:
+            return _verify(container, checkpoint, level, sample, jobs, progress)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What the steps of one verification share."""
+
+    container: Container
+    source: Source | None
+    deep: bool
+    jobs: int
+    work: Work
+
+
+def _verify(
+    container: Container,
+    checkpoint: Checkpoint | None,
+    level: str,
+    sample: float | None,
+    jobs: int,
+    progress: Report | None,
+) -> VerifyReport:
+    manifest = container.manifest
+    model = None if checkpoint is None else bind(checkpoint)  # before the long part: it may refuse
+    rows, problems = readable_rows(container)
+    chosen = [row for part in choose_records(rows, sample) for row in part]
+    total = _work_bytes(manifest, chosen, level, checkpoint, whole=sample is None)
+    source = None if checkpoint is None else Source(checkpoint, _recipe(manifest))
+    run = _Run(container, source, level != "structure", jobs, Work(total, progress))
+    problems += structure_problems(container, rows)
+    records = _records(run, chosen)
+    tensors = _tensors(run)
+    problems += [problem for result in (*records, *tensors) for problem in result.problems]
+    problems += _files(run)
+    parity = None
+    if checkpoint is not None and model is not None:
+        parity, more = _parity(run, checkpoint, model, rows, records, tensors, whole=sample is None)
+        problems += more
+    left_out = None
+    if sample is not None:
+        left_out = LeftOut(manifest.experts.count - len(chosen), len(manifest.source.shards) if parity else 0)
+    return VerifyReport(
+        level,
+        container.container_id,
+        len(chosen),
+        len(manifest.tensors),
+        tuple(dict.fromkeys(problems)),
+        left_out,
+        parity,
+    )
+
+
+def choose_records(rows: Rows, sample: float | None) -> list[tuple[IndexRow, ...]]:
+    """The records to look at, layer by layer: all, or a share of each layer spread evenly, at least one.
+
+    The last record of the last layer is always among them.
+    """
+    if sample is None:
+        return list(rows.values())
+    chosen = []
+    for number, part in enumerate(rows.values()):
+        count = max(1, math.ceil(sample * len(part)))
+        places = {(2 * place + 1) * len(part) // (2 * count) for place in range(count)}
+        if number == len(rows) - 1:
+            places.add(len(part) - 1)
+        chosen.append(tuple(part[place] for place in sorted(places)))
+    return chosen
+
+
+def _recipe(manifest: Manifest) -> Recipe | None:
+    """The recipe of the manifest; one that cannot be read is a finding of the structure."""
+    try:
+        return recipe_from_builtins(manifest.recipe, where="manifest.json: recipe", error=FormatError)
+    except FormatError:
+        return None
+
+
+def _work_bytes(
+    manifest: Manifest, chosen: Sequence[IndexRow], level: str, checkpoint: Checkpoint | None, *, whole: bool
+) -> int:
+    """Bytes that will be read, for progress: an estimate at ``structure``, where hardly any are."""
+    total = sum(row.bytes for row in chosen)
+    if level != "structure":
+        total += sum(info.bytes for info in manifest.tensors) + manifest.index.bytes
+        total += sum(asset.bytes for asset in manifest.assets)
+    if checkpoint is not None:
+        source = sum(tensor.bytes for tensor in checkpoint.tensors.values())
+        total += source + (sum(shard.bytes for shard in manifest.source.shards) if whole else 0)
+    return total
+
+
+def _records(run: _Run, chosen: Sequence[IndexRow]) -> list[Compared]:
+    def one(row: IndexRow) -> Compared:
+        what = f"layer {row.layer}"
+
+        def step(count: int) -> None:
+            run.work.done(count, what)
+
+        problems = check_record(run.container, row, deep=run.deep, step=step)
+        if not run.deep:
+            step(row.bytes)
+        if run.source is None:
+            return Compared(tuple(problems))
+        compared = compare_record(run.container, run.source, row, step)
+        return Compared((*problems, *compared.problems), compared.errors, compared.exact)
+
+    return run.work.in_order(one, chosen, run.jobs)
+
+
+def _tensors(run: _Run) -> list[Compared]:
+    trunk = run.container.manifest.trunk.file
+
+    def one(info: TensorInfo) -> Compared:
+        def step(count: int) -> None:
+            run.work.done(count, info.name)
+
+        problems: list[Problem] = []
+        if run.deep:
+            problems = check_range(run.container, trunk, info.offset, info.bytes, info.blake3, info.name, step)
+        if run.source is None:
+            return Compared(tuple(problems))
+        compared = compare_tensor(run.container, run.source, info, step)
+        return Compared((*problems, *compared.problems), compared.errors, compared.exact)
+
+    padding = Compared(tuple(check_trunk_padding(run.container)))
+    return [padding, *run.work.in_order(one, run.container.manifest.tensors, run.jobs)]
+
+
+def _files(run: _Run) -> list[Problem]:
+    """The index as a whole, and the assets."""
+    if not run.deep:
+        return []
+    manifest = run.container.manifest
+    whole = [(manifest.index.file, manifest.index.bytes, manifest.index.blake3)]
+    whole += [(asset.path, asset.bytes, asset.blake3) for asset in manifest.assets]
+
+    def one(item: tuple[str, int, str]) -> list[Problem]:
+        name, length, digest = item
+        return check_range(run.container, name, 0, length, digest, name, lambda count: run.work.done(count, name))
+
+    return [problem for part in run.work.in_order(one, whole, run.jobs) for problem in part]
+
+
+def _parity(
+    run: _Run,
+    checkpoint: Checkpoint,
+    model: Model,
+    rows: Rows,
+    records: Sequence[Compared],
+    tensors: Sequence[Compared],
+    *,
+    whole: bool,
+) -> tuple[Parity, list[Problem]]:
+    """What only the source as a whole can show, and the figures of the comparison."""
+    manifest = run.container.manifest
+    problems = list(model_problems(manifest, checkpoint, model))
+    covered = set(covered_names(manifest, covered_by(manifest, rows)))
+    unaccounted, more = unaccounted_tensors(manifest, covered, checkpoint, model)
+    problems += more
+    problems += shard_list_problems(manifest, checkpoint)
+    problems += asset_problems(manifest, checkpoint)
+    if whole:
+        present = {shard.name for shard in checkpoint.shards}
+        shards = [shard for shard in manifest.source.shards if shard.name in present]
+
+        def one(shard: ShardInfo) -> list[Problem]:
+            return shard_problems(checkpoint, shard, lambda count: run.work.done(count, shard.name))
+
+        problems += [problem for part in run.work.in_order(one, shards, run.jobs) for problem in part]
+    figures = Parity(
+        _summary(records),
+        _summary(tensors),
+        sum(result.exact for result in (*records, *tensors)),
+        len(checkpoint.tensors),
+        len(unaccounted),
+    )
+    return figures, problems
+
+
+def _summary(results: Sequence[Compared]) -> ErrorSummary:
+    errors = [error for result in results for error in result.errors if math.isfinite(error)]
+    return ErrorSummary(math.fsum(errors) / len(errors), max(errors)) if errors else ErrorSummary(None, None)
