@@ -1,4 +1,4 @@
-"""Element types of tensors: names, numbers and widths, and their values in float32 (SPEC section 8.4).
+"""Element types of tensors: names, numbers and widths, and their values in float32 (SPEC section 8, codec raw).
 
 The names are those of safetensors, the numbers those of the parameter block of the ``raw`` codec. numpy has
 no bfloat16 and no float8, so both are read through their bits. All data are little-endian, whatever the host.

@@ -153,6 +153,8 @@ def check_tensor_name(name: str, *, where: str) -> None:
     Raises:
         FormatError: naming ``where``.
     """
+    if name.isascii() and name.isprintable() and 0 < len(name) <= MAX_TENSOR_NAME_BYTES:
+        return  # almost always, and quickly
     if not 0 < len(name) <= MAX_TENSOR_NAME_BYTES or (
         not name.isascii() and len(name.encode("utf-8", "replace")) > MAX_TENSOR_NAME_BYTES
     ):
@@ -171,7 +173,7 @@ def _entry(
 ) -> SourceTensor:
     check_tensor_name(name, where=shard)
     where = f"{shard}: {name}"
-    if not isinstance(value, dict) or value.keys() != _MEMBERS:
+    if type(value) is not dict or value.keys() != _MEMBERS:
         found = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
         raise FormatError(
             "tensor entry has other members", where=where, expected=", ".join(sorted(_MEMBERS)), found=found[:200]
@@ -209,7 +211,7 @@ def _shape(value: Any, where: str) -> tuple[int, ...]:
 
 
 def _offsets(value: Any, data_bytes: int, where: str) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2 or not all(type(offset) is int for offset in value):
+    if type(value) is not list or len(value) != 2 or type(value[0]) is not int or type(value[1]) is not int:
         raise FormatError("data_offsets are not two integers", where=where, found=repr(value)[:80])
     start, end = value
     if not 0 <= start <= end:

@@ -36,11 +36,9 @@ def parse(data: bytes, *, where: str) -> Any:
         raise FormatError("JSON is not valid UTF-8", where=where, offset=error.start) from None
 
     def whole(digits: str) -> int:
-        if len(digits) > MAX_DIGITS:
-            raise FormatError(
-                "number is too long", where=where, expected=f"at most {MAX_DIGITS} digits", found=len(digits)
-            )
-        return int(digits)
+        if len(digits) <= MAX_DIGITS:
+            return int(digits)
+        raise FormatError("number is too long", where=where, expected=f"at most {MAX_DIGITS} digits", found=len(digits))
 
     def real(digits: str) -> float:
         value = float(digits)
@@ -90,15 +88,19 @@ def _check_tree(value: Any, has_escapes: bool, where: str) -> None:
     The parser itself stops at the interpreter's recursion limit, so ``value`` is of bounded depth here; UTF-8 cannot
     hold an unpaired surrogate and JSON no bare NUL, so strings need a look only if there are escapes.
     """
-    level: list[Any] = [value]  # the values inside of `depth` objects or lists
+    level: list[Any] = [value]  # what is inside of `depth` objects or lists; without escapes only objects and lists
     depth = 0
     while level:
         if has_escapes:
             _check_strings(level, where)
-        containers = [item for item in level if isinstance(item, dict | list)]
-        if containers and depth == MAX_DEPTH:
-            raise FormatError("JSON is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
-        level = [inner for item in containers for inner in (item.values() if isinstance(item, dict) else item)]
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is dict or type(item) is list:
+                if depth == MAX_DEPTH:
+                    raise FormatError("JSON is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
+                values = item.values() if type(item) is dict else item
+                inner += values if has_escapes else [v for v in values if type(v) is dict or type(v) is list]
+        level = inner
         depth += 1
 
 

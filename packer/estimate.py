@@ -1,4 +1,6 @@
-"""What packing needs besides the container: memory, by jobs, and the journal's space. Upper bounds, kept by tests.
+"""What packing needs besides the container: memory, by jobs, the journal's space, and time.
+
+Memory and space are upper bounds, kept by tests; time is an estimate that names its basis.
 
 Memory has a fixed part, the program and the names of all tensors, and a part for each job, which follows the largest
 expert or one block of rows of a trunk tensor and never the model.
@@ -6,27 +8,41 @@ expert or one block of rows of a trunk tensor and never the model.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from formats.codecs import trunk_sections
+from formats.codecs import rvq, trunk_sections
 from formats.dtypes import by_name
 from formats.families import Model
 from formats.layout import Codec, SectionKind
 from formats.manifest import Manifest
+from packer.codebooks import ROUNDS, SAMPLE_VECTORS
 from packer.encode import peak_bytes
 from packer.encode_trunk import BLOCK_BYTES
 from packer.journal import RESERVE_BYTES
 from packer.layout_plan import LayerPlan, SegmentPlan, TensorPlan
 
-PROGRAM_BYTES = 96 << 20  # interpreter, libraries, and buffers for copying, hashing and reading back
+PROGRAM_BYTES = 72 << 20  # interpreter, libraries, and buffers for copying, hashing and reading back
 TENSOR_BYTES = 800  # a source tensor: its name, its entries in the index and the headers, and their parsing
 RECORD_BYTES = 1000  # an expert record: its place in the plan, its journal entry, its index row
 ELEMENT_BYTES = 60  # an element of a block that is quantised: source, float32, codes, decoded, float64 for the error
 COPY_BLOCKS = 4  # blocks of a tensor that is copied
+
+# Processor time of the numpy kernels, measured on one core of a small cloud machine.
+TIME_BASIS = "numpy kernels on one core of a small cloud machine, jobs on cores of their own, disks not the limit"
+SEARCH_SECONDS = 2.3e-9  # a vector and an entry of a stage: the distance between them
+FIT_VECTORS = SAMPLE_VECTORS * (ROUNDS + 1)  # searched while fitting a stage, at most
+# A weight: decoding the source, measuring the error, hashing.
+WEIGHT_SECONDS: Mapping[Codec, float] = MappingProxyType(
+    {Codec.RVQ: 40e-9, Codec.MXFP4: 32e-9, Codec.GROUP_INT: 40e-9, Codec.RAW: 32e-9}
+)
+TRUNK_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.GROUP_INT: 36e-9, Codec.RAW: 2.5e-9})
 
 
 @dataclass(frozen=True)
@@ -44,12 +60,12 @@ class Memory:
 def memory_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> Memory:
     """The memory of a pack.
 
-    fixed = 96 MiB + 800 bytes a source tensor + 1,000 bytes a record.
+    fixed = 72 MiB + 800 bytes a source tensor + 1,000 bytes a record.
 
     per job = the larger of what ``packer.encode.peak_bytes`` states for an expert (its source bytes, two copies of its
     record, three float32 copies of its largest matrix, 48 MiB), and of what the largest trunk tensor takes: 60 bytes
     an element of a block of rows (8 MiB of source, or one row if that is longer) and its scales twice, or four blocks
-    where it is only copied. K3 in the bundled recipe: about 0.54 GiB and 0.27 GiB a job.
+    where it is only copied. K3 in the bundled recipe: about 0.52 GiB and 0.27 GiB a job.
     """
     shapes, source = model.architecture.expert_shapes, model.expert_bytes_in_source
     kinds = {(record.codec, record.parameters) for layer in layers for record in layer.records}
@@ -71,6 +87,24 @@ def _tensor_peak(tensor: TensorPlan) -> int:
     itemsize = by_name(tensor.dtype, where=tensor.name).itemsize
     elements = min(rows * cols, max(BLOCK_BYTES // itemsize, cols))
     return ELEMENT_BYTES * elements + 2 * scales
+
+
+def seconds_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> float:
+    """Processor seconds of a pack, on the basis of ``TIME_BASIS``; reading and writing are not counted."""
+    shapes = model.architecture.expert_shapes
+    weights = sum(rows * cols for rows, cols in shapes)
+    kinds = Counter((record.codec, record.parameters) for layer in layers for record in layer.records)
+    seconds = 0.0
+    for (codec, parameters), count in kinds.items():
+        seconds += count * weights * WEIGHT_SECONDS[codec]
+        if isinstance(parameters, rvq.Parameters):
+            vectors = [rows * rvq.vectors_per_row(cols) for rows, cols in shapes]
+            fits = [sum(vectors)] if parameters.scope == "expert" else vectors
+            searched = sum(vectors) + sum(min(fit * (ROUNDS + 1), FIT_VECTORS) for fit in fits)
+            seconds += count * searched * parameters.stages * parameters.entries * SEARCH_SECONDS
+    for segment in segments:
+        seconds += sum(math.prod(tensor.shape) * TRUNK_SECONDS[tensor.codec] for tensor in segment.tensors)
+    return seconds
 
 
 def journal_bytes(identity: Mapping[str, Any], units: int, draft: Manifest) -> int:

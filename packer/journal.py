@@ -195,7 +195,7 @@ def open_or_create(path: Path, identity: Mapping[str, Any], *, system: System = 
         FormatError: the journal is damaged before its last line, or is no journal.
         EnvironmentProblem: it cannot be read or written.
     """
-    document = json.loads(_canonical(identity))
+    document = json.loads(_canonical(dict(identity)))
     if not path.is_symlink() and not path.exists():
         head = {"kind": "identity", "version": JOURNAL_VERSION, "identity": document}
         write_file(path, [_line(0, _canonical(head))], system=system)

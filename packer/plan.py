@@ -19,7 +19,7 @@ from formats.families import Model
 from formats.layout import Codec
 from formats.manifest import TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
 from packer.assemble import draft_manifest
-from packer.estimate import journal_bytes, memory_of
+from packer.estimate import journal_bytes, memory_of, seconds_of
 from packer.layout_plan import (
     LayerPlan,
     RecordPlan,
@@ -114,6 +114,7 @@ def make_plan(
         exact=checkpoint.has_headers,
         manifest_bytes=planned_bytes(draft),
         journal_bytes=journal_bytes(identity, len(units), draft),
+        work_seconds=seconds_of(model, layers, trunk.segments),
     )
 
 
@@ -229,12 +230,16 @@ def _notes(checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: 
         yield f"partial container: layers {spelled(draft.partial.layers)}, {experts}; it cannot run as a model"
     if trunk.dropped:
         names = _some([item.name for item in trunk.dropped])
-        yield f"{len(trunk.dropped)} tensors are dropped by rules of the recipe: {names}"
+        yield f"dropped by rules of the recipe, {_count(trunk.dropped, 'tensor')}: {names}"
     if checkpoint.ignored:
-        yield f"{len(checkpoint.ignored)} files beside the weights are ignored: {_some(checkpoint.ignored)}"
+        yield f"ignored beside the weights, {_count(checkpoint.ignored, 'file')}: {_some(checkpoint.ignored)}"
     if not checkpoint.has_headers:
         yield "no shard is here: shapes come from the configuration, lengths of shards in the manifest are estimates"
 
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _count(items: Sequence[object], noun: str) -> str:
+    return f"{len(items)} {noun}" if len(items) == 1 else f"{len(items)} {noun}s"

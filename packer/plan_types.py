@@ -17,7 +17,7 @@ import msgspec
 from formats.codecs import Parameters
 from formats.errors import UsageError
 from formats.manifest import TRUNK_NAME, Dropped, Manifest, bank_name
-from packer.estimate import Memory
+from packer.estimate import TIME_BASIS, Memory
 from packer.layout_plan import LayerPlan, RecordPlan, SegmentPlan, TensorPlan
 from packer.recipe import Recipe, plain
 from packer.selection import Selection
@@ -69,6 +69,7 @@ class Plan:
         exact: False if the shards are not there: their lengths, which the manifest repeats, are estimates then.
         manifest_bytes: length of the manifest.
         journal_bytes: upper bound of the journal and its reserve; they are deleted when the container is complete.
+        work_seconds: estimate of the processor time of all units together.
     """
 
     recipe: Recipe
@@ -86,6 +87,7 @@ class Plan:
     exact: bool
     manifest_bytes: int
     journal_bytes: int
+    work_seconds: float
     _layers: Mapping[int, LayerPlan] = field(init=False, repr=False, compare=False)
     _segments: Mapping[str, SegmentPlan] = field(init=False, repr=False, compare=False)
     _units: Mapping[str, Unit] = field(init=False, repr=False, compare=False)
@@ -154,6 +156,11 @@ class Plan:
         return self.container_bytes + self.journal_bytes + max(replaced)
 
     @property
+    def estimated_seconds(self) -> float:
+        """How long packing may take with :attr:`jobs` jobs, on the basis that ``to_dict`` names."""
+        return self.work_seconds / self.jobs
+
+    @property
     def unit_files(self) -> tuple[str, ...]:
         """The files that units are written into: banks, then the trunk."""
         return (*(bank_name(layer.layer) for layer in self.layers), TRUNK_NAME)
@@ -211,6 +218,8 @@ class Plan:
             "peak_disk_bytes": self.peak_disk_bytes,
             "exact": self.exact,
             "jobs": self.jobs,
+            "estimated_seconds": round(self.estimated_seconds, 1),
+            "estimate_basis": TIME_BASIS,
             "source_bytes": self.draft.source.bytes,
             "source_tensors": self.draft.source.tensors,
             "index_bytes": self.draft.index.bytes,

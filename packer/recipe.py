@@ -11,6 +11,8 @@ import importlib.resources
 import tomllib
 from pathlib import Path
 
+import msgspec
+
 from formats.errors import UsageError
 from packer.recipe_settings import override, usual_limit
 from packer.recipe_types import (
@@ -24,6 +26,7 @@ from packer.recipe_types import (
     RawRule,
     Recipe,
     Rvq,
+    SourceBytes,
     Source,
     TrunkRule,
     one_line,
@@ -42,6 +45,7 @@ __all__ = [
     "RawRule",
     "Recipe",
     "Rvq",
+    "SourceBytes",
     "Source",
     "TrunkRule",
     "bundled_recipes",
@@ -111,7 +115,9 @@ def default_recipe(family: str) -> Recipe:
 
 
 def resolve(recipe: Recipe, *, family: str, expert_format: str) -> Recipe:
-    """Check that a recipe suits a checkpoint. Every key of a loaded recipe is explicit, so it comes back as it is.
+    """Check that a recipe suits a checkpoint, and say ``mxfp4`` or ``raw`` where it says ``source``.
+
+    Every other key of a loaded recipe is explicit already.
 
     Args:
         recipe: any recipe, also one that was put together in Python.
@@ -130,6 +136,11 @@ def resolve(recipe: Recipe, *, family: str, expert_format: str) -> Recipe:
             found=", ".join(recipe.families),
             hint=f"name a recipe for {family}, or add it to the families of your own",
         )
+    own: Mxfp4 | Raw = Mxfp4() if expert_format == "mxfp4" else Raw()
+    if isinstance(recipe.experts, SourceBytes):
+        recipe = msgspec.structs.replace(recipe, experts=own)
+    elif isinstance(recipe.experts, Rvq) and isinstance(recipe.experts.fallback, SourceBytes):
+        recipe = msgspec.structs.replace(recipe, experts=msgspec.structs.replace(recipe.experts, fallback=own))
     codecs: list[tuple[str, ExpertCodec]] = [("experts", recipe.experts)]
     if isinstance(recipe.experts, Rvq) and recipe.experts.fallback is not None:
         codecs.append(("experts.fallback", recipe.experts.fallback))
@@ -139,13 +150,13 @@ def resolve(recipe: Recipe, *, family: str, expert_format: str) -> Recipe:
                 "mxfp4 copies MXFP4 bytes, which this checkpoint's experts do not have",
                 where=f"recipe {recipe.name}: {key}.codec",
                 found=expert_format,
-                hint="raw is the lossless codec for them",
+                hint="source is the lossless codec for experts of any format",
             )
         if isinstance(coded, Raw) and expert_format == "mxfp4":
             raise UsageError(
                 "raw holds one array a matrix, MXFP4 experts come as two",
                 where=f"recipe {recipe.name}: {key}.codec",
-                hint="mxfp4 is the lossless codec for them",
+                hint="source is the lossless codec for experts of any format",
             )
     return recipe
 

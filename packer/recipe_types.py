@@ -44,7 +44,7 @@ class Rvq(_Coded, frozen=True, kw_only=True, tag="rvq"):
     entries: Annotated[int, Meta(ge=1, le=256)]  # one byte an index
     codebooks: Literal["expert", "matrix"] = "expert"
     max_rel_error: Limit
-    fallback: Mxfp4 | GroupInt | Raw | None = None
+    fallback: SourceBytes | Mxfp4 | GroupInt | Raw | None = None
 
 
 class Mxfp4(_Coded, frozen=True, kw_only=True, tag="mxfp4"):
@@ -67,7 +67,13 @@ class Raw(_Coded, frozen=True, kw_only=True, tag="raw"):
     max_rel_error: Limit = 0.0
 
 
-ExpertCodec: TypeAlias = Rvq | Mxfp4 | GroupInt | Raw
+class SourceBytes(_Coded, frozen=True, kw_only=True, tag="source"):
+    """The source's own bytes (lossless), whatever their format: a plan makes ``mxfp4`` or ``raw`` of it."""
+
+    max_rel_error: Limit = 0.0
+
+
+ExpertCodec: TypeAlias = Rvq | SourceBytes | Mxfp4 | GroupInt | Raw
 
 
 class _Rule(_Coded, frozen=True, kw_only=True, tag_field="codec"):
@@ -113,7 +119,7 @@ _WORDS: Mapping[str, str] = MappingProxyType(
         "bits": "4 or 8",
         "codebooks": "expert or matrix",
         "effort": "fast, default or max",
-        "codec": "rvq, mxfp4, group_int or raw; in the trunk group_int, raw or drop",
+        "codec": "rvq, group_int, source, mxfp4 or raw; in the trunk group_int, raw or drop",
     }
 )
 
@@ -177,7 +183,7 @@ def _contradictions(recipe: Recipe) -> Iterable[tuple[str, str]]:
         tables.append(("experts.fallback", recipe.experts.fallback))
     tables += [(f"trunk.{number}", rule) for number, rule in enumerate(recipe.trunk)]
     for key, table in tables:
-        if isinstance(table, Mxfp4 | Raw | RawRule) and table.max_rel_error != 0:
+        if isinstance(table, SourceBytes | Mxfp4 | Raw | RawRule) and table.max_rel_error != 0:
             yield f"{key}.max_rel_error", f"{table.codec} is lossless, its error limit is 0"
     for number, rule in enumerate(recipe.trunk):
         if not rule.roles and not rule.names:

@@ -20,7 +20,7 @@ from formats.families.model import (
     ExpertTensor,
     Model,
     Role,
-    template_pattern,
+    expert_name_pattern,
 )
 
 FLOATS = ("BF16", "F16", "F32")
@@ -170,17 +170,19 @@ def _promised(inventory: Inventory) -> Iterator[str]:
     for expected in inventory.trunk:
         if not expected.optional:
             yield expected.name
-    for layer, expert, tensor in _expert_grid(inventory):
-        yield tensor.name(layer, expert)
+    for name, _ in _expert_grid(inventory):
+        yield name
 
 
-def _expert_grid(inventory: Inventory) -> Iterator[tuple[int, int, ExpertTensor]]:
+def _expert_grid(inventory: Inventory) -> Iterator[tuple[str, ExpertTensor]]:
+    """Every expert tensor by name. The layer's number is filled in once a layer: K3 has half a million names."""
     architecture = inventory.architecture
     tensors = [tensor for matrix in MATRICES for tensor in inventory.expert_tensors[matrix]]
     for layer in architecture.moe_layers:
+        parts = [(tensor.template.replace("{layer}", str(layer)).partition("{expert}"), tensor) for tensor in tensors]
         for expert in range(architecture.experts):
-            for tensor in tensors:
-                yield layer, expert, tensor
+            for (head, _, tail), tensor in parts:
+                yield f"{head}{expert}{tail}", tensor
 
 
 def _check_missing(inventory: Inventory, checkpoint: Checkpoint) -> None:
@@ -235,8 +237,8 @@ def _wrong_dtype(name: str, dtype: str, shard: str, checkpoint: Checkpoint) -> F
 def _check_experts(inventory: Inventory, checkpoint: Checkpoint) -> None:
     if not checkpoint.has_headers:
         return
-    for layer, expert, item in _expert_grid(inventory):
-        tensor = checkpoint.tensors[item.name(layer, expert)]
+    for name, item in _expert_grid(inventory):
+        tensor = checkpoint.tensors[name]
         if tensor.dtype == item.dtype and tensor.shape == item.shape:
             continue
         if tensor.dtype != item.dtype and tensor.dtype in _FP8:
@@ -254,24 +256,23 @@ def _bind_rest(inventory: Inventory, checkpoint: Checkpoint) -> list[BoundTensor
     known = {expected.name for expected in inventory.trunk}
     suggested = {expected.name: expected for expected in inventory.tower_tensors}
     order = {name: number for number, name in enumerate(suggested)}
-    patterns = [
-        template_pattern(tensor.template) for tensors in inventory.expert_tensors.values() for tensor in tensors
-    ]
+    experts = expert_name_pattern(inventory.expert_tensors)
+    count = inventory.architecture.experts
     moe_layers = frozenset(inventory.architecture.moe_layers)
     rest: list[tuple[tuple[int, int, tuple[tuple[int, str], ...]], BoundTensor]] = []
     for name in checkpoint.weight_map:
         if name in known:
             continue
-        expert = next((match for match in (pattern.fullmatch(name) for pattern in patterns) if match), None)
-        if expert is not None:
-            layer, number = int(expert["layer"]), int(expert["expert"])
-            if layer in moe_layers and number < inventory.architecture.experts:
+        match = experts.pattern.fullmatch(name)
+        if match is not None:
+            layer, number = int(match[1]), int(match[2])
+            if layer in moe_layers and number < count:
                 continue
             if layer < inventory.architecture.hidden_layers:
                 raise FormatError(
                     "an expert that the configuration does not have",
                     where=checkpoint.index_name,
-                    expected=f"experts 0 to {inventory.architecture.experts - 1} in each MoE layer",
+                    expected=f"experts 0 to {count - 1} in each MoE layer",
                     found=name,
                 )
         rank, kind = next(

@@ -146,18 +146,13 @@ class Model:
     source_bytes: int
     _by_name: Mapping[str, BoundTensor] = field(init=False, repr=False, compare=False)
     _by_role: Mapping[Role, str] = field(init=False, repr=False, compare=False)
-    _patterns: tuple[tuple[re.Pattern[str], str, str], ...] = field(init=False, repr=False, compare=False)
+    _experts: ExpertNames = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # derived tables of a frozen object
         set_field(self, "_by_name", MappingProxyType({tensor.name: tensor for tensor in self.trunk}))
         set_field(self, "_by_role", MappingProxyType({tensor.role: tensor.name for tensor in self.trunk}))
-        patterns = [
-            (template_pattern(tensor.template), matrix, tensor.part)
-            for matrix, tensors in self.expert_tensors.items()
-            for tensor in tensors
-        ]
-        set_field(self, "_patterns", tuple(patterns))
+        set_field(self, "_experts", expert_name_pattern(self.expert_tensors))
 
     @property
     def expert_templates(self) -> Mapping[str, tuple[str, ...]]:
@@ -208,13 +203,8 @@ class Model:
         bound = self._by_name.get(name)
         if bound is not None:
             return bound.role
-        for pattern, matrix, part in self._patterns:
-            match = pattern.fullmatch(name)
-            if match is not None:
-                layer, expert = int(match["layer"]), int(match["expert"])
-                if layer in self.architecture.moe_layers and expert < self.architecture.experts:
-                    return Role("expert", layer, expert, matrix, part)
-        return None
+        role = self._experts.parse(name)
+        return role if role is not None and self.name_of(role) is not None else None
 
     def name_of(self, role: Role) -> str | None:
         """The source tensor with that role, or None if there is none."""
@@ -229,9 +219,30 @@ class Model:
         return None
 
 
-def template_pattern(template: str) -> re.Pattern[str]:
-    """Matches exactly the names that ``template`` can spell; numbers have no leading zeros and at most nine digits."""
-    text = re.escape(template)
-    for key in ("layer", "expert"):
-        text = text.replace(re.escape("{" + key + "}"), f"(?P<{key}>0|[1-9][0-9]{{0,8}})")
-    return re.compile(text)
+@dataclass(frozen=True)
+class ExpertNames:
+    """Recognises the names of routed experts' tensors, all of which differ only after the expert's number."""
+
+    pattern: re.Pattern[str]
+    tails: Mapping[str, tuple[str, str]]  # what follows the number -> (matrix, part)
+
+    def parse(self, name: str) -> Role | None:
+        """The role that ``name`` spells, or None; whether the model has such an expert is not looked at."""
+        match = self.pattern.fullmatch(name)
+        if match is None:
+            return None
+        layer, expert, tail = match.groups()
+        return Role("expert", int(layer), int(expert), *self.tails[tail])
+
+
+def expert_name_pattern(tensors: Mapping[str, tuple[ExpertTensor, ...]]) -> ExpertNames:
+    """For the templates of ``tensors``. Numbers have no leading zeros and at most nine digits."""
+    split = [
+        (*item.template.partition("{expert}"), matrix, item.part) for matrix in tensors for item in tensors[matrix]
+    ]
+    (head,) = {head for head, _, _, _, _ in split}  # families name their experts so
+    number = "(0|[1-9][0-9]{0,8})"
+    tails = "|".join(re.escape(tail) for _, _, tail, _, _ in split)
+    before, _, after = head.partition("{layer}")
+    pattern = re.compile(f"{re.escape(before)}{number}{re.escape(after)}{number}({tails})")
+    return ExpertNames(pattern, MappingProxyType({tail: (matrix, part) for _, _, tail, matrix, part in split}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import platform
 import shlex
 import sys
 import traceback
@@ -12,10 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import blake3
 import click
+import numpy as np
 
 from formats.errors import Interrupted, MoepackError, UsageError
 from packer.output import Output, make_output
+from packer.version import VERSION
 
 EXIT_CODES = """\b
 Exit codes:
@@ -52,6 +56,10 @@ def common_options(function: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(function)
     def wrapper(*, as_json: bool, quiet: bool, verbose: bool, no_color: bool, **arguments: Any) -> int:
         output = make_output(json=as_json, quiet=quiet, verbose=verbose, color=not no_color)
+        output.detail(
+            f"moepack {VERSION}, Python {platform.python_version()}, numpy {np.__version__},"
+            f" BLAKE3 {blake3.__version__}, kernels: numpy"
+        )
         typed = click.get_current_context().obj or ()
         return guarded(output, lambda: function(output, **arguments), typed)
 
@@ -93,10 +101,19 @@ def command_line(arguments: Sequence[str], *, without: Sequence[str] = ()) -> st
     return shlex.join(["moepack", *(item for item in arguments if item not in without)])
 
 
+def typed_path(path: Path) -> str:
+    """A path as it can be typed into a shell, and is not taken for an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
 def guarded(output: Output, action: Callable[[], int], arguments: Sequence[str]) -> int:
     """Run ``action`` and turn whatever it raises into a message and an exit code."""
     try:
         return action()
+    except click.exceptions.NoArgsIsHelpError as error:
+        output.stderr.write(error.format_message() + "\n")  # our own help, nothing from outside
+        return _USAGE
     except click.ClickException as error:
         output.failure(error.format_message())
         context = error.ctx if isinstance(error, click.UsageError) else None

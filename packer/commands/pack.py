@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from formats.checkpoint import Checkpoint, open_checkpoint
-from formats.errors import UsageError
-from packer.commands.common import EXIT_CODES, PathType, command_line, common_options, source_directory
+from formats.errors import EnvironmentProblem
+from packer.commands.common import EXIT_CODES, PathType, common_options, source_directory, typed_path
 from packer.commands.show import spread_text
 from packer.commands.signals import stop_on_signals
 from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
@@ -54,7 +54,6 @@ def pack(
         if fitting < plan.jobs:
             output.note(f"{fitting} jobs instead of {plan.jobs}: more do not fit into the memory that is available")
             plan = plan.with_jobs(fitting)
-        again = command_line(click.get_current_context().obj or (), without=["--restart"])
         message = "stopping; what is done stays. Again to leave at once."
         with stop_on_signals(message) as stop, ProgressLine(output, "pack") as progress:
             result = pack_container(
@@ -62,7 +61,7 @@ def pack(
             )
     summary = inspect_summary(result.path)
     if not isinstance(summary, Summary):
-        raise UsageError("container was removed while it was made", where=out, hint=f"start again with: {again}")
+        raise EnvironmentProblem("container was removed while it was looked at", where=out)
     if output.json:
         output.result(_document(result, summary))
     else:
@@ -70,7 +69,7 @@ def pack(
     if result.over_limit:
         output.hint("an error above the limit is in the container all the same: change the recipe and pack again")
         return 1
-    output.hint(f"moepack verify {command_line([str(out)]).removeprefix('moepack ')}")
+    output.hint(f"moepack verify {typed_path(out)} --source {typed_path(directory)}")
     return 0
 
 

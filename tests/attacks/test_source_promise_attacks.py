@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from formats.checkpoint import open_checkpoint
+from formats.errors import MoepackError
 from formats.families import bind
 from tests.support.checkpoints import K3, LINEAR, CheckpointSpec, make_tensors, write_checkpoint
 from tests.support.shards import INDEX_NAME, Tensor, write_json, write_shards
@@ -302,3 +305,31 @@ def test_two_quantization_configs_must_agree(tmp_path: Path) -> None:
     config["quantization_config"]["ignore"] = []
     write_json(tmp_path / "config.json", config)
     assert "two different quantization_config objects" in verdict(tmp_path)
+
+
+STRANGE: tuple[Any, ...] = (None, 0, -1, 1, 1.5, True, "x", "", [], [None], {}, {"a": []}, 1 << 24, (1 << 63) + 1)
+
+
+@pytest.mark.parametrize(
+    "place", ["", "text_config", "text_config.linear_attn_config", "vision_config", "quantization"]
+)
+def test_any_member_of_a_configuration_may_be_anything(place: str, tmp_path: Path) -> None:
+    """Whatever stands in a configuration: bound, or refused with a reason, with and without headers."""
+    write_checkpoint(tmp_path / "full", replace(K3, layers=3, experts=1, per_token=1, assets=False))
+    (tmp_path / "bare").mkdir()
+    for name in ("config.json", INDEX_NAME):
+        (tmp_path / "bare" / name).write_bytes((tmp_path / "full" / name).read_bytes())
+    config = json.loads((tmp_path / "full" / "config.json").read_text())
+    inner = config
+    for step in {"quantization": "text_config.quantization_config.config_groups.group_0.weights"}.get(
+        place, place
+    ).split("."):
+        inner = inner[step] if step else inner
+    for member, value in list(inner.items()):
+        for number, strange in enumerate(STRANGE):
+            inner[member] = strange
+            directory = tmp_path / ("full" if number % 2 else "bare")
+            write_json(directory / "config.json", config)
+            with contextlib.suppress(MoepackError):
+                bind(open_checkpoint(directory, need_headers=False))
+        inner[member] = value

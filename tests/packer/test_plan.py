@@ -5,18 +5,30 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from formats import layout
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.codecs import group_int, mxfp4, raw, rvq
 from formats.errors import UsageError
 from formats.families import Architecture, BoundTensor, Model, Role, bind
 from formats.layout import Codec
 from formats.manifest import decode, encode
+from packer.journal import (
+    FileBegun,
+    FileDone,
+    FileIntent,
+    RecordDone,
+    ShardSeen,
+    TensorDone,
+    UnitDone,
+    open_or_create,
+    reserve_path,
+)
 from packer.layout_plan import expert_codec, plan_layers, plan_trunk
 from packer.plan import Plan, make_plan
 from packer.recipe import (
@@ -32,6 +44,7 @@ from packer.recipe import (
     override,
 )
 from packer.selection import Selection, parse_selection
+from tests.support.faults import Faults
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 GIB = 1 << 30
@@ -96,8 +109,13 @@ def k3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Model]:
 # --- Kimi K3 in full size -------------------------------------------------------------------------------------------
 
 
-def test_kimi_k3_at_three_bits(k3: tuple[Checkpoint, Model]) -> None:
-    plan = make_plan(*k3, default_recipe("kimi_k3"))
+@pytest.fixture(scope="module")
+def k3_plan(k3: tuple[Checkpoint, Model]) -> Plan:
+    return make_plan(*k3, default_recipe("kimi_k3"))
+
+
+def test_kimi_k3_at_three_bits(k3_plan: Plan) -> None:
+    plan = k3_plan
     # 1,024 of header, 12,288 of codebooks, three bits a weight, one float16 a row; all section lengths divide by 64.
     payload = 1024 + 3 * 256 * 8 * 2 + 3 * 33_030_144 // 8 + 2 * (3072 + 3072 + 3584)
     record = -(-payload // 4096) * 4096
@@ -112,9 +130,9 @@ def test_kimi_k3_at_three_bits(k3: tuple[Checkpoint, Model]) -> None:
     assert any("no shard is here" in note for note in plan.notes)
 
 
-def test_kimi_k3_trunk_by_role(k3: tuple[Checkpoint, Model]) -> None:
+def test_kimi_k3_trunk_by_role(k3_plan: Plan) -> None:
     """The trunk's roles from the figures of the architecture, by hand."""
-    plan = make_plan(*k3, default_recipe("kimi_k3"))
+    plan = k3_plan
     found: Counter[str] = Counter()
     for segment in plan.segments:
         for tensor in segment.tensors:
@@ -153,8 +171,8 @@ def test_kimi_k3_lossless(k3: tuple[Checkpoint, Model]) -> None:
     assert sum(t.bytes for s in plan.segments for t in s.tensors) + 82_432 * 17_547_264 == plan.draft.source.bytes
 
 
-def test_kimi_k3_units_are_bounded_and_memory_is_that_of_an_expert(k3: tuple[Checkpoint, Model]) -> None:
-    plan = make_plan(*k3, default_recipe("kimi_k3"), jobs=8)
+def test_kimi_k3_units_are_bounded_and_memory_is_that_of_an_expert(k3_plan: Plan) -> None:
+    plan = k3_plan.with_jobs(8)
     assert all(unit.bytes <= 128 << 20 for unit in plan.units if unit.layer is not None)
     per_job = plan.peak_memory_bytes - plan.with_jobs(7).peak_memory_bytes
     assert per_job < 320 << 20
@@ -524,7 +542,7 @@ def test_record_lengths_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "setting", "hint"),
-    [("k3-tiny", "experts.codec=raw", "mxfp4"), ("kimi-linear-tiny", "experts.codec=mxfp4", "raw")],
+    [("k3-tiny", "experts.codec=raw", "source"), ("kimi-linear-tiny", "experts.codec=mxfp4", "source")],
 )
 def test_lossless_codecs_must_suit_the_source(
     source: dict[str, tuple[Checkpoint, Model]], folder: str, setting: str, hint: str
@@ -558,7 +576,7 @@ def test_dropped_tensors_are_listed_with_their_rule(source: dict[str, tuple[Chec
     assert [(item.name, item.rule) for item in plan.dropped] == [(name, 4) for name in names]
     assert plan.draft.coverage.dropped == len(names)
     assert [segment.name for segment in plan.segments][-1] == "output"
-    assert any(f"{len(names)} tensors are dropped" in note for note in plan.notes)
+    assert any(f"dropped by rules of the recipe, {len(names)} tensors: {names[0]}" in note for note in plan.notes)
     assert {shard.name for shard in plan.draft.source.shards} <= {shard.name for shard in checkpoint.shards}
     assert decode(encode(plan.draft))[0] == plan.draft
 
@@ -665,4 +683,50 @@ def test_qnt_10_memory_follows_the_largest_expert_not_their_number(
     part = make_plan(*source["k3-small"], default_recipe("kimi_k3"), selection=Selection((1,), (0,)))
     assert plan.memory.per_job == part.memory.per_job
     assert plan.peak_memory_bytes < 256 << 20
-    assert layout.RECORD_HEADER_BYTES == 1024
+
+
+@pytest.mark.parametrize(("folder", "recipe"), [("k3-small", "kimi-k3"), ("kimi-linear-tiny", "kimi-linear-lossless")])
+def test_the_journal_keeps_to_its_bound(
+    source: dict[str, tuple[Checkpoint, Model]], folder: str, recipe: str, tmp_path: Path
+) -> None:
+    plan = make_plan(*source[folder], load_recipe(recipe))
+    digest, widest = "f" * 64, 1.2345678901234567e-300
+    path = tmp_path / "journal"
+    with open_or_create(path, plan.identity, system=Faults(fsync=lambda _fd: None).system) as journal:
+        for shard in plan.draft.source.shards:
+            journal.append(ShardSeen(shard.name, shard.bytes, digest, 1_700_000_000_123_456_789))
+        for unit in plan.units:
+            records = [RecordDone(r.expert, digest, (widest,) * 3, widest) for r in plan.records_of(unit)]
+            tensors = [TensorDone(t.name, digest, digest, widest, -100) for t in plan.tensors_of(unit)]
+            journal.append(UnitDone(unit.name, tuple(records), tuple(tensors)))
+        for name in [*plan.unit_files, *(asset.path for asset in plan.draft.assets), "index.bin", "manifest.json"]:
+            journal.append(FileBegun(name))
+            journal.append(FileIntent(name, 1 << 50, digest))
+            journal.append(FileDone(name, 1 << 50, digest))
+        length = path.stat().st_size + reserve_path(path).stat().st_size
+    assert 0.5 * length < plan.journal_bytes
+    assert length <= plan.journal_bytes
+    assert plan.peak_disk_bytes >= plan.container_bytes + length
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not tell the peak")
+def test_peak_memory_is_kept(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from formats.checkpoint import open_checkpoint
+from formats.families import bind
+from packer.pipeline import pack
+from packer.plan import make_plan
+from packer.recipe import load_recipe
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+model = bind(checkpoint)
+plan = make_plan(checkpoint, model, load_recipe("kimi-k3"), jobs=2)
+pack(checkpoint, model, plan, Path(sys.argv[2]), jobs=2)
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024, plan.peak_memory_bytes)
+"""
+    arguments = [sys.executable, "-c", code, str(DATA / "k3-tiny"), str(tmp_path / "out.moepack")]
+    done = subprocess.run(arguments, cwd=DATA.parents[1], capture_output=True, text=True, check=True, timeout=240)
+    peak, planned = map(int, done.stdout.split())
+    assert planned / 8 < peak <= planned

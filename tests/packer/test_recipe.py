@@ -18,6 +18,7 @@ from packer.recipe import (
     RawRule,
     Recipe,
     Rvq,
+    SourceBytes,
     bundled_recipes,
     choose_rule,
     default_recipe,
@@ -66,7 +67,7 @@ def test_a_recipe_travels_through_json_unchanged(name: str) -> None:
 
 def test_kimi_k3_is_three_bits_with_a_lossless_fallback() -> None:
     recipe = default_recipe("kimi_k3")
-    assert recipe.experts == Rvq(stages=3, entries=256, codebooks="expert", max_rel_error=0.25, fallback=Mxfp4())
+    assert recipe.experts == Rvq(stages=3, entries=256, codebooks="expert", max_rel_error=0.25, fallback=SourceBytes())
     assert (recipe.fitting.seed, recipe.source.mxfp4_bias) == (0, 127)
 
 
@@ -76,8 +77,8 @@ def test_kimi_linear_falls_back_to_eight_bits() -> None:
     assert recipe.experts.fallback == GroupInt(bits=8, group=128, max_rel_error=0.012)
 
 
-@pytest.mark.parametrize(("name", "experts"), [("kimi-k3-lossless", Mxfp4()), ("kimi-linear-lossless", Raw())])
-def test_lossless_recipes_allow_no_error_anywhere(name: str, experts: Mxfp4 | Raw) -> None:
+@pytest.mark.parametrize(("name", "experts"), [("kimi-k3-lossless", SourceBytes()), ("kimi-linear-lossless", SourceBytes())])
+def test_lossless_recipes_allow_no_error_anywhere(name: str, experts: SourceBytes) -> None:
     recipe = load_recipe(name)
     assert recipe.experts == experts
     assert all(isinstance(rule, RawRule) and rule.max_rel_error == 0.0 for rule in recipe.trunk)
@@ -314,17 +315,26 @@ def test_settings_that_make_no_sense_are_refused_by_key(setting: str, place: str
         override(load_recipe("kimi-k3"), [setting])
 
 
+@pytest.mark.parametrize(("expert_format", "own"), [("mxfp4", Mxfp4()), ("dense", Raw())])
+def test_source_becomes_the_lossless_codec_of_the_experts_format(expert_format: str, own: Mxfp4 | Raw) -> None:
+    lossless = resolve(load_recipe("kimi-k3-lossless"), family="kimi_k3", expert_format=expert_format)
+    assert lossless.experts == own
+    default = resolve(load_recipe("kimi-k3"), family="kimi_k3", expert_format=expert_format)
+    assert isinstance(default.experts, Rvq)
+    assert default.experts.fallback == own
+
+
 def test_resolve_checks_the_family_and_the_experts_format() -> None:
-    recipe = load_recipe("kimi-k3")
+    recipe = override(load_recipe("kimi-k3"), ["experts.fallback.codec=mxfp4"])
     assert resolve(recipe, family="kimi_k3", expert_format="mxfp4") == recipe
     with pytest.raises(UsageError, match=r"families.*kimi_linear"):
         resolve(recipe, family="kimi_linear", expert_format="dense")
     with pytest.raises(UsageError, match=r"experts\.fallback\.codec") as caught:
         resolve(recipe, family="kimi_k3", expert_format="dense")
-    assert "raw" in (caught.value.hint or "")
+    assert "source" in (caught.value.hint or "")
     with pytest.raises(UsageError, match=r"experts\.codec") as caught:
         resolve(override(recipe, ["experts.codec=raw"]), family="kimi_k3", expert_format="mxfp4")
-    assert "mxfp4" in (caught.value.hint or "")
+    assert "source" in (caught.value.hint or "")
     forged = msgspec.structs.replace(recipe, experts=Rvq(stages=0, entries=256, max_rel_error=0.25))
     with pytest.raises(UsageError, match=r"experts\.stages"):
         resolve(forged, family="kimi_k3", expert_format="mxfp4")

@@ -179,7 +179,7 @@ def build_container(directory: Path, spec: Spec | None = None) -> Path:
             "hidden_layers": spec.hidden_layers,
             "moe_layers": list(spec.layers),
             "experts": max(info["source_experts"] for info in layers),
-            "experts_per_token": 2,
+            "experts_per_token": min(2, *(info["source_experts"] for info in layers)),
             "hidden_size": spec.shapes[0][1],
         },
         "source": {
