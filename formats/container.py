@@ -20,7 +20,8 @@ from blake3 import blake3
 from formats import codecs, layout
 from formats.errors import FormatError, IntegrityError, UsageError
 from formats.files import file_bytes, open_directory, open_inside, read_exactly
-from formats.layout import IndexRow, Matrix, RecordHeader, Section, SectionKind
+from formats.index import INDEX_ROW_BYTES, IndexRow, unpack_index_header, unpack_index_rows
+from formats.layout import Matrix, RecordHeader, Section, SectionKind
 from formats.manifest import FILE_NAME, MAX_BYTES, LayerInfo, Manifest, TensorInfo, decode
 from formats.trunk import check_tensor_bytes, tensor_codec
 
@@ -99,8 +100,8 @@ class Container:
             return known
         info = self.layer(layer)
         where = self.manifest.index.file
-        start = layout.INDEX_ROW_BYTES * (1 + info.first_row)
-        data = read_exactly(self.file(where), start, layout.INDEX_ROW_BYTES * info.records, where=where)
+        start = INDEX_ROW_BYTES * (1 + info.first_row)
+        data = read_exactly(self.file(where), start, INDEX_ROW_BYTES * info.records, where=where)
         found = blake3(data).hexdigest()
         if found != info.index_blake3:
             raise IntegrityError(
@@ -110,7 +111,7 @@ class Container:
                 expected=info.index_blake3,
                 found=found,
             )
-        rows = tuple(layout.unpack_index_rows(data, where=where, offset=start))
+        rows = tuple(unpack_index_rows(data, where=where, offset=start))
         check_rows(rows, info, where=where)
         with self._lock:
             self._rows[layer] = rows
@@ -264,8 +265,8 @@ def open_container(path: str | Path) -> Container:
                     "file has another length than the manifest says", where=name, expected=length, found=found
                 )
         where = manifest.index.file
-        announced = layout.unpack_index_header(
-            read_exactly(container.file(where), 0, layout.INDEX_ROW_BYTES, where=where), where=where
+        announced = unpack_index_header(
+            read_exactly(container.file(where), 0, INDEX_ROW_BYTES, where=where), where=where
         )
         if announced != manifest.index.rows:
             raise FormatError(
@@ -320,7 +321,7 @@ def check_rows(rows: tuple[IndexRow, ...], info: LayerInfo, *, where: str) -> No
     dropped = set(info.dropped_experts)
     sources: set[int] = set()
     for number, row in enumerate(rows):
-        at = layout.INDEX_ROW_BYTES * (1 + info.first_row + number)
+        at = INDEX_ROW_BYTES * (1 + info.first_row + number)
 
         def require(condition: bool, what: str, expected: object, found: object, at: int = at) -> None:
             if not condition:

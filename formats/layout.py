@@ -1,4 +1,4 @@
-"""The fixed binary structures of a container: record header, index row, file headers (SPEC sections 5 to 7).
+"""The fixed binary structures of records and of the trunk, and what all structures share (SPEC sections 2, 6, 7).
 
 Every function here is pure: bytes to a frozen dataclass and back. Reading checks all that can be checked
 without looking elsewhere: magic, versions, reserved bytes, extents inside the record. Whether a header
@@ -21,14 +21,11 @@ LINE = 64  # alignment of sections inside a record and of tensors inside the tru
 DIGEST_BYTES = 32
 
 Digest = bytes  # 32 bytes of BLAKE3; an alias, since some structures here have a field called bytes
-ParameterBlock = bytes  # 16 bytes
 
 RECORD_MAGIC = b"MOEPACKR"
-INDEX_MAGIC = b"MOEPACKI"
 TRUNK_MAGIC = b"MOEPACKT"
 
 RECORD_HEADER_BYTES = 1024
-INDEX_ROW_BYTES = 128
 TRUNK_HEADER_BYTES = PAGE
 MAX_SECTIONS = 11
 MAX_SCALE_EXPONENT = 100
@@ -38,8 +35,6 @@ MAX_RECORD_BYTES = 1 << 40
 _RECORD_HEAD = struct.Struct("<8sH2xIIIIHHQQ16sHHIf52x")
 _MATRIX = struct.Struct("<IIif32s16x")
 _SECTION = struct.Struct("<BBHIQQ8x32s")
-_INDEX_HEAD = struct.Struct("<8sH2xIQ104x")
-_INDEX_ROW = struct.Struct("<IIIHHQQ32s4f16s32x")
 _TRUNK_HEAD = struct.Struct("<8sH2xIQ")
 
 _MATRIX_TABLE = _RECORD_HEAD.size
@@ -142,22 +137,6 @@ class RecordHeader:
         )
 
 
-@dataclass(frozen=True)
-class IndexRow:
-    """One row of ``index.bin`` (SPEC section 5): where a record lies, and what it must say and hash to."""
-
-    layer: int
-    expert: int
-    source_expert: int
-    codec: Codec
-    offset: int
-    bytes: int
-    digest: Digest
-    matrix_errors: tuple[float, float, float]
-    rel_error: float
-    parameters: ParameterBlock
-
-
 def record_name(layer: int, expert: int) -> str:
     """How messages name a record."""
     return f"layer {layer} expert {expert}"
@@ -240,7 +219,7 @@ def unpack_record_header(data: bytes, *, where: str, offset: int = 0) -> RecordH
         reserved,
         rel_error,
     ) = _RECORD_HEAD.unpack_from(data)
-    _check_preamble(data, magic, RECORD_MAGIC, version, where, offset)
+    check_preamble(data, magic, RECORD_MAGIC, version, where, offset)
 
     def fail(what: str, at: int, expected: object, found: object) -> FormatError:
         return FormatError(what, where=where, offset=offset + at, expected=expected, found=found)
@@ -354,78 +333,6 @@ def _check_sections(sections: Sequence[Section], payload_bytes: int, where: str,
         )
 
 
-def pack_index(rows: Sequence[IndexRow]) -> bytes:
-    """The whole of ``index.bin``: its header and one row a record, in the order given."""
-    head = _INDEX_HEAD.pack(INDEX_MAGIC, FORMAT_VERSION, INDEX_ROW_BYTES, len(rows))
-    return head + b"".join(pack_index_row(row) for row in rows)
-
-
-def pack_index_row(row: IndexRow) -> bytes:
-    """The 128 bytes of ``row``."""
-    return _INDEX_ROW.pack(
-        row.layer,
-        row.expert,
-        row.source_expert,
-        row.codec,
-        0,
-        row.offset,
-        row.bytes,
-        row.digest,
-        *row.matrix_errors,
-        row.rel_error,
-        row.parameters,
-    )
-
-
-def unpack_index_header(data: bytes, *, where: str) -> int:
-    """Check the header of ``index.bin`` and return the number of rows that it announces."""
-    if len(data) < INDEX_ROW_BYTES:
-        raise FormatError("index header is cut short", where=where, offset=0, expected=INDEX_ROW_BYTES, found=len(data))
-    magic, version, row_bytes, rows = _INDEX_HEAD.unpack_from(data)
-    _check_preamble(data, magic, INDEX_MAGIC, version, where, 0)
-    if row_bytes != INDEX_ROW_BYTES:
-        raise FormatError(
-            "index rows have an unknown width", where=where, offset=12, expected=INDEX_ROW_BYTES, found=row_bytes
-        )
-    if any(data[24:INDEX_ROW_BYTES]):
-        raise FormatError("reserved bytes are not zero", where=where, offset=24)
-    return int(rows)
-
-
-def unpack_index_rows(data: bytes, *, where: str, offset: int = INDEX_ROW_BYTES) -> list[IndexRow]:
-    """Read rows; ``offset`` is where in the file ``data`` begins, for messages."""
-    if len(data) % INDEX_ROW_BYTES:
-        raise FormatError("index rows are cut short", where=where, offset=offset + len(data))
-    return [
-        _unpack_index_row(data[at : at + INDEX_ROW_BYTES], where, offset + at)
-        for at in range(0, len(data), INDEX_ROW_BYTES)
-    ]
-
-
-def _unpack_index_row(data: bytes, where: str, at: int) -> IndexRow:
-    layer, expert, source_expert, codec, flags, start, length, digest, gate, up, down, rel_error, parameters = (
-        _INDEX_ROW.unpack(data)
-    )
-    if codec not in Codec.__members__.values():
-        raise FormatError("unknown codec", where=where, offset=at + 12, expected="1 to 4", found=codec)
-    if flags:
-        raise FormatError("unknown critical flags", where=where, offset=at + 14, expected=0, found=flags)
-    if start % PAGE or length % PAGE or not PAGE <= length <= MAX_RECORD_BYTES or start + length > 1 << 62:
-        raise FormatError(
-            "record extent is not page aligned or out of range",
-            where=where,
-            offset=at + 16,
-            found=f"{start} + {length}",
-        )
-    if not all(0.0 <= error < math.inf for error in (gate, up, down, rel_error)):
-        raise FormatError("relative error is not a finite number", where=where, offset=at + 64)
-    if any(data[96:]):
-        raise FormatError("reserved bytes are not zero", where=where, offset=at + 96)
-    return IndexRow(
-        layer, expert, source_expert, Codec(codec), start, length, digest, (gate, up, down), rel_error, parameters
-    )
-
-
 def pack_trunk_header(file_bytes: int) -> bytes:
     """The first page of ``trunk.bin``."""
     head = _TRUNK_HEAD.pack(TRUNK_MAGIC, FORMAT_VERSION, TRUNK_HEADER_BYTES, file_bytes)
@@ -439,7 +346,7 @@ def check_trunk_header(data: bytes, file_bytes: int, *, where: str) -> None:
             "trunk header is cut short", where=where, offset=0, expected=TRUNK_HEADER_BYTES, found=len(data)
         )
     magic, version, header_bytes, length = _TRUNK_HEAD.unpack_from(data)
-    _check_preamble(data, magic, TRUNK_MAGIC, version, where, 0)
+    check_preamble(data, magic, TRUNK_MAGIC, version, where, 0)
     if header_bytes != TRUNK_HEADER_BYTES:
         raise FormatError(
             "trunk header has an unknown length",
@@ -456,7 +363,7 @@ def check_trunk_header(data: bytes, file_bytes: int, *, where: str) -> None:
         raise FormatError("reserved bytes are not zero", where=where, offset=_TRUNK_HEAD.size)
 
 
-def _check_preamble(data: bytes, magic: bytes, expected: bytes, version: int, where: str, offset: int) -> None:
+def check_preamble(data: bytes, magic: bytes, expected: bytes, version: int, where: str, offset: int) -> None:
     """The first twelve bytes, alike in all three binary structures."""
     if magic == expected[::-1]:
         raise FormatError("magic is reversed: the file was written in the other byte order", where=where, offset=offset)

@@ -14,23 +14,11 @@ from numpy.typing import NDArray
 
 from formats import dtypes
 from formats.checkpoint import Checkpoint
+from formats.codecs import mxfp4
 from formats.errors import FormatError
 from formats.families import MATRICES, Model
+from formats.layout import SectionKind
 
-DEFAULT_BIAS = 127  # of MXFP4 scales; some old writers used 125
-GROUP = 32
-
-
-def _pair_table() -> NDArray[np.float32]:
-    """[256, 2]: the two elements of a byte, even column (low half) first; code 8 is -0."""
-    magnitudes = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], np.float32)
-    codes = np.concatenate([magnitudes, -magnitudes])
-    table = np.stack([np.tile(codes, 16), np.repeat(codes, 16)], axis=1)
-    table.setflags(write=False)
-    return table
-
-
-_PAIRS = _pair_table()
 _SAMPLED_ROWS = 64
 # Median weight times the root of the columns. Freshly drawn weights of variance 1/columns have 0.67; read with a bias
 # that is two too large they would have 0.17. Trained weights are often larger, hence the generous upper end.
@@ -57,7 +45,7 @@ class SourceMatrix:
     digest: bytes
     where: str
 
-    def to_float32(self, bias: int = DEFAULT_BIAS) -> NDArray[np.float32]:
+    def to_float32(self, bias: int = mxfp4.DEFAULT_BIAS) -> NDArray[np.float32]:
         """The weights, float32 [rows, cols]; exact for every source format with bias 127.
 
         Args:
@@ -95,32 +83,28 @@ def read_matrix(checkpoint: Checkpoint, model: Model, layer: int, expert: int, m
     return SourceMatrix(rows, cols, tensors, kind, hasher.digest(), where)
 
 
-def check_scale_bias(matrix: SourceMatrix, bias: int = DEFAULT_BIAS) -> None:
-    """Refuse an MXFP4 matrix whose weights have an implausible size: its scales were written with another bias.
+def scale_bias_doubt(matrix: SourceMatrix, bias: int = mxfp4.DEFAULT_BIAS) -> str | None:
+    """What speaks against ``bias``: weights of an MXFP4 matrix whose size is unusual under it, or None.
 
-    A judgement, not a proof, so callers skip it where the user states the bias. Looks at up to 64 rows.
-
-    Raises:
-        FormatError: naming the matrix and the median size found.
+    Scales written with another bias make all weights larger or smaller by a power of two, which no digest and no
+    statistic of the codes shows. This is a judgement, not a proof: models may be scaled as they like. Looks at up to
+    64 rows.
     """
     if matrix.format != "mxfp4":
-        return
+        return None
     rows = np.unique(np.linspace(0, matrix.rows - 1, min(matrix.rows, _SAMPLED_ROWS)).astype(np.int64))
     packed, scale = (
         np.frombuffer(data, np.uint8).reshape(matrix.rows, -1)[rows].tobytes() for _, data in matrix.tensors
     )
-    where = f"{matrix.where}: {matrix.tensors[1][0]}"
-    sizes = np.abs(_mxfp4(packed, scale, rows.size, matrix.cols, bias, where))
+    sizes = np.abs(_mxfp4(packed, scale, rows.size, matrix.cols, bias, matrix.where))
     median = float(np.median(sizes)) * float(np.sqrt(matrix.cols))
     low, high = _PLAUSIBLE
-    if sizes.any() and not low <= median <= high:
-        raise FormatError(
-            f"weights have an implausible size under scale bias {bias}",
-            where=where,
-            expected=f"median times root of columns from {low} to {high}",
-            found=f"{median:.3g}",
-            hint="state the bias that the checkpoint was written with: 127, or 125 for some old writers",
-        )
+    if not sizes.any() or low <= median <= high:
+        return None
+    return (
+        f"{matrix.where} has weights of unusual size under MXFP4 scale bias {bias} (median times root of columns is "
+        f"{median:.3g}, usually {low} to {high}); some old files mean bias 125: --set source.mxfp4_bias=125"
+    )
 
 
 def _dense(data: bytes, dtype_name: str, rows: int, cols: int, where: str) -> NDArray[np.float32]:
@@ -134,37 +118,5 @@ def _dense(data: bytes, dtype_name: str, rows: int, cols: int, where: str) -> ND
 
 
 def _mxfp4(packed: bytes, scale: bytes, rows: int, cols: int, bias: int, where: str) -> NDArray[np.float32]:
-    """Value = element x 2**(scale byte - bias) for each run of 32 columns; rows never share bytes."""
-    scales = np.frombuffer(scale, np.uint8).reshape(rows, -1)
-    bad = scales == 255
-    if bad.any():
-        row = int(np.argmax(bad.any(axis=1)))
-        raise FormatError(
-            f"{np.count_nonzero(bad)} scale bytes are 255, which is NaN, the first in row {row}",
-            where=where,
-            expected="0 to 254",
-        )
-    elements = _PAIRS[np.frombuffer(packed, np.uint8).reshape(rows, -1)].reshape(rows, -1)
-    exponents = scales.astype(np.int32) - bias
-    groups = scales.shape[1]
-    if elements.shape[1] != groups * GROUP:
-        padded = np.zeros((rows, groups * GROUP), np.float32)
-        padded[:, :cols] = elements[:, :cols]
-        elements = padded
-    blocks = elements.reshape(rows, groups, GROUP)
-    if exponents.min() >= -149 and exponents.max() <= 125:
-        # Both factors and the product are float32 numbers: exact, subnormals included.
-        blocks *= np.ldexp(np.float32(1.0), exponents)[:, :, None]
-    else:
-        with np.errstate(over="ignore"):
-            blocks = (blocks * np.ldexp(1.0, exponents)[:, :, None]).astype(np.float32)
-        finite = np.isfinite(blocks)
-        if not finite.all():
-            row = int(np.argmin(finite.all(axis=(1, 2))))
-            raise FormatError(
-                f"{finite.size - np.count_nonzero(finite)} weights are beyond float32, the first in row {row}",
-                where=where,
-                expected="numbers",
-            )
-    values: NDArray[np.float32] = blocks.reshape(rows, groups * GROUP)
-    return values if values.shape[1] == cols else np.ascontiguousarray(values[:, :cols])
+    sections = {SectionKind.CODES: packed, SectionKind.SCALES: scale}
+    return mxfp4.decode(rows, cols, mxfp4.Parameters(bias=bias), sections, scale_exponent=0, where=where)

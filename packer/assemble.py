@@ -10,7 +10,7 @@ from blake3 import blake3
 from formats import layout
 from formats.checkpoint import Checkpoint
 from formats.families import Model
-from formats.layout import IndexRow
+from formats.index import INDEX_ROW_BYTES, IndexRow, pack_index, pack_index_row
 from formats.manifest import (
     ASSETS_DIR,
     BLANK_DIGEST,
@@ -157,9 +157,7 @@ def draft_manifest(
             tensors={matrix: tuple(names) for matrix, names in model.expert_templates.items()},
         ),
         layers=tuple(infos),
-        index=IndexInfo(
-            file=INDEX_NAME, bytes=layout.INDEX_ROW_BYTES * (1 + first_row), rows=first_row, blake3=BLANK_DIGEST
-        ),
+        index=IndexInfo(file=INDEX_NAME, bytes=INDEX_ROW_BYTES * (1 + first_row), rows=first_row, blake3=BLANK_DIGEST),
         trunk=TrunkInfo(
             file=TRUNK_NAME,
             bytes=end,
@@ -219,10 +217,10 @@ def complete_manifest(
             draft.source, shards=tuple(replace(shard, sha256=shards[shard.name]) for shard in draft.source.shards)
         ),
         layers=tuple(
-            replace(info, index_blake3=blake3(b"".join(map(layout.pack_index_row, part))).hexdigest())
+            replace(info, index_blake3=blake3(b"".join(map(pack_index_row, part))).hexdigest())
             for info, part in zip(draft.layers, by_layer, strict=True)
         ),
-        index=replace(draft.index, blake3=blake3(layout.pack_index(rows)).hexdigest()),
+        index=replace(draft.index, blake3=blake3(pack_index(rows)).hexdigest()),
         tensors=tuple(
             replace(
                 info,

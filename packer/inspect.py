@@ -21,7 +21,8 @@ from formats import codecs
 from formats.codecs import mxfp4, rvq
 from formats.container import Container, Record, expected_files, open_container
 from formats.errors import UsageError
-from formats.layout import IndexRow, Matrix, SectionKind, record_name
+from formats.index import IndexRow
+from formats.layout import Matrix, SectionKind, record_name
 from formats.manifest import FILE_NAME, expert_tensor_names
 from packer.inspect_views import (
     ExpertView,

@@ -11,7 +11,8 @@ import numpy as np
 
 from formats.container import open_container
 from formats.errors import UsageError
-from formats.layout import IndexRow, Matrix, record_name
+from formats.index import IndexRow
+from formats.layout import Matrix, record_name
 from formats.manifest import Manifest, TensorInfo
 from packer.recipe import choose_rule
 from packer.recipe_types import DropRule, Recipe, Rvq

@@ -20,7 +20,7 @@ def processors() -> int:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process may still take under the limits of machine, control group and process; None if unknown."""
+    """Bytes that this process may still take: the least of machine, control group and process; None if unknown."""
     limits = [limit for limit in (_machine(), _control_group(), _address_space()) if limit is not None]
     return max(0, min(limits)) if limits else None
 

@@ -187,7 +187,7 @@ def human_seconds(seconds: float) -> str:
     """A duration for people.
 
     >>> human_seconds(59.4), human_seconds(3700), human_seconds(200_000)
-    ('59 s', '1 h 02 min', '2 d 07 h')
+    ('59 s', '1 h 01 min', '2 d 07 h')
     """
     whole = round(seconds)
     if whole < 60:

@@ -22,6 +22,7 @@ from formats.checkpoint import Checkpoint
 from formats.container import open_container
 from formats.errors import FormatError, Interrupted, UsageError
 from formats.families import Model
+from formats.index import pack_index
 from formats.manifest import ASSETS_DIR, FILE_NAME, TRUNK_NAME, decode, encode
 from packer import assemble, durable
 from packer.durable import Extent, Output
@@ -327,6 +328,6 @@ def _finish(job: _Job) -> None:
     )
     data = encode(manifest)
     decode(data)  # what a reader would refuse must never get its name
-    _write(job, manifest.index.file, [layout.pack_index(rows)])
+    _write(job, manifest.index.file, [pack_index(rows)])
     _write(job, FILE_NAME, [data])
     job.tell("complete")

@@ -30,7 +30,7 @@ class Progress:
 
 
 class ProgressLine:
-    """Shows the :class:`Progress` values it is called with; use it in a ``with`` statement. Safe to call from threads."""
+    """Shows the :class:`Progress` values it is called with, from any thread; use it in a ``with`` statement."""
 
     def __init__(self, output: Output, title: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._output = output
@@ -93,7 +93,8 @@ def heartbeat(title: str, progress: Progress, seconds: float, fresh_bytes: int) 
         fresh_bytes: done since then.
     """
     share = 100.0 * progress.done_bytes / progress.total_bytes if progress.total_bytes else 100.0
-    line = f"{title}: {share:.1f} % ({human_bytes(progress.done_bytes)} of {human_bytes(progress.total_bytes)}), {progress.what}"
+    done, total = human_bytes(progress.done_bytes), human_bytes(progress.total_bytes)
+    line = f"{title}: {share:.1f} % ({done} of {total}), {progress.what}"
     if fresh_bytes > 0 and seconds > 0:
         left = max(0, progress.total_bytes - progress.done_bytes) * seconds / fresh_bytes
         line += f", about {human_seconds(left)} left"

@@ -16,7 +16,7 @@ from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.container import Container, open_container
 from formats.errors import FormatError, UsageError
 from formats.families import Model, bind
-from formats.layout import IndexRow
+from formats.index import IndexRow
 from formats.manifest import Manifest, ShardInfo, TensorInfo, covered_names
 from packer.findings import Problem, Work
 from packer.progress import Progress

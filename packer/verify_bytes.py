@@ -14,7 +14,8 @@ from formats import codecs, layout
 from formats.container import Container
 from formats.errors import EnvironmentProblem, FormatError, MoepackError
 from formats.files import read_exactly
-from formats.layout import LINE, IndexRow, RecordHeader, Section, align, record_name
+from formats.index import IndexRow
+from formats.layout import LINE, RecordHeader, Section, align, record_name
 from formats.manifest import TensorInfo
 from formats.trunk import tensor_codec
 from packer.findings import CHUNK_BYTES, Problem, problem_of

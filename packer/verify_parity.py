@@ -16,7 +16,8 @@ from formats import dtypes
 from formats.checkpoint import Checkpoint, SourceTensor
 from formats.container import Container
 from formats.errors import EnvironmentProblem, FormatError
-from formats.layout import LINE, SHARED, Codec, IndexRow, Matrix, RecordHeader, SectionKind, align, record_name
+from formats.index import IndexRow
+from formats.layout import LINE, SHARED, Codec, Matrix, RecordHeader, SectionKind, align, record_name
 from formats.manifest import TensorInfo
 from packer import oracle
 from packer.findings import CHUNK_BYTES, Problem, problem_of

@@ -13,7 +13,8 @@ from pathlib import Path
 from formats import manifest as manifests
 from formats.container import Container, expected_files
 from formats.errors import FormatError, MoepackError
-from formats.layout import IndexRow, record_name
+from formats.index import IndexRow
+from formats.layout import record_name
 from formats.manifest import Manifest
 from packer import durable
 from packer.findings import Problem, problem_of

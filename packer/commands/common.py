@@ -18,7 +18,7 @@ import click
 import numpy as np
 
 from formats.errors import Interrupted, MoepackError, UsageError
-from packer.output import Output, make_output
+from packer.output import Output, escape, make_output
 from packer.version import VERSION
 
 EXIT_CODES = """\b
@@ -153,7 +153,8 @@ def _silence() -> int:
 def _internal(output: Output, error: Exception) -> int:
     output.failure(f"internal error: {type(error).__name__}: {error}")
     if output.verbose:
-        output.stderr.write("".join(traceback.format_exception(error)).encode("ascii", "backslashreplace").decode())
+        for line in "".join(traceback.format_exception(error)).split("\n"):
+            output.stderr.write(escape(line) + "\n")
     else:
         output.hint("--verbose shows where; please report it")
     return _ENVIRONMENT

@@ -172,7 +172,7 @@ def show_matrix(output: Output, view: MatrixView) -> None:
 
 def histogram(counts: Sequence[int]) -> str:
     """Counts as a line of characters, runs of neighbours added up, the fullest as ``@``."""
-    size = -(-len(counts) // _BINS)
+    size = max(1, -(-len(counts) // _BINS))
     bins = [sum(counts[start : start + size]) for start in range(0, len(counts), size)]
     most = max(bins, default=0)
     return "".join(_BAR[-(-count * (len(_BAR) - 1) // most)] for count in bins) if most else ""

@@ -22,6 +22,7 @@ from blake3 import blake3
 from formats import layout
 from formats.container import Container, open_container
 from formats.errors import FormatError, IntegrityError
+from formats.index import unpack_index_rows
 from packer.verify import VerifyReport, verify
 from tests.support.containers import MXFP4, Forge, Layer, Spec, all_codecs, build_container, seal
 
@@ -664,7 +665,7 @@ def test_header_differs_from_index_in_codec_or_length(forge: Forge) -> None:
 
 def _resealed(forge: Forge, layer: int) -> Path:
     """Save with record digests that follow the rows as they are now."""
-    for row in layout.unpack_index_rows(bytes(forge.index[128:]), where="forge"):
+    for row in unpack_index_rows(bytes(forge.index[128:]), where="forge"):
         if row.layer == layer:
             at = forge.row_at(layer, row.expert) + 32
             data = bytes(forge.banks[layer][row.offset : row.offset + row.bytes])

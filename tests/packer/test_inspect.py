@@ -18,7 +18,7 @@ from formats.errors import FormatError, Interrupted, UsageError
 from formats.families import bind
 from packer.commands.show import collapsed, histogram
 from packer.inspect import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
-from packer.inspect_views import FileSize, Summary, Unfinished
+from packer.inspect_views import FileSize, Spread, Summary, Unfinished
 from packer.pipeline import pack
 from packer.plan import make_plan
 from packer.progress import Progress
@@ -48,7 +48,7 @@ def test_summary(path: Path) -> None:
     errors = sorted(error for row in forge._rows for error in row.matrix_errors)
     assert (view.matrix_errors.count, view.matrix_errors.min, view.matrix_errors.max) == (33, errors[0], errors[-1])
     assert view.matrix_errors.median == errors[16]
-    assert view.source["shards"] == [{"name": "model.safetensors", "bytes": 124_000, "sha256": "ab" * 32}]
+    assert view.source["shards"] == ({"name": "model.safetensors", "bytes": 124_000, "sha256": "ab" * 32},)
     document = json.loads(json.dumps(view.to_dict(), allow_nan=False))
     wanted = {
         "format_version",
@@ -66,7 +66,7 @@ def test_summary(path: Path) -> None:
 
 def test_spread_by_hand() -> None:
     assert spread([]).max is None
-    assert spread([0.5]) == spread([0.5, 0.5, 0.5]).__class__(1, 0.5, 0.5, 0.5, 0.5)
+    assert spread([0.5]) == Spread(1, 0.5, 0.5, 0.5, 0.5)
     values = [number / 1000 for number in range(1, 1001)]
     result = spread(values[::-1])
     assert (result.min, result.median, result.p99, result.max) == (0.001, 0.5005, 0.99, 1.0)

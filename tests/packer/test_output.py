@@ -1,4 +1,4 @@
-"""The sink and the progress line: nothing from a file reaches a terminal unescaped, results stay apart from the rest."""
+"""The sink and the progress line: what comes from files is escaped, and results stay apart from the rest."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_human_bytes(count: int, shown: str) -> None:
 def test_human_numbers() -> None:
     assert [human_number(value) for value in (None, math.nan, math.inf, 0.19637, 0.0)] == ["-", "-", "-", "0.196", "0"]
     assert [human_seconds(value) for value in (0, 59.4, 60, 3599, 3700, 200_000)] == [
-        "0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 02 min", "2 d 07 h",
+        "0 s", "59 s", "1 min 00 s", "59 min 59 s", "1 h 01 min", "2 d 07 h",
     ]  # fmt: skip
 
 

@@ -107,7 +107,9 @@ def test_bytes_not_reproducible(tiny: Path, tmp_path: Path) -> None:
         stop = threading.Event()
         seen: list[int] = []
 
-        def progress(report: object, stop: threading.Event = stop, seen: list[int] = seen, most: int = 3 + attempt) -> None:
+        def progress(
+            report: object, stop: threading.Event = stop, seen: list[int] = seen, most: int = 3 + attempt
+        ) -> None:
             seen.append(1)
             if len(seen) > most:
                 stop.set()
@@ -126,7 +128,17 @@ def test_bytes_not_reproducible(tiny: Path, tmp_path: Path) -> None:
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path) -> None:
     """WRT-04 from outside: SIGKILL at several moments, then the same command until it is done."""
     plain, killed = tmp_path / "plain.moepack", tmp_path / "killed.moepack"
-    command = [sys.executable, "-m", "packer", "pack", str(DATA / "k3-small"), "--layers", "1", "--set", "experts.entries=16"]
+    command = [
+        sys.executable,
+        "-m",
+        "packer",
+        "pack",
+        str(DATA / "k3-small"),
+        "--layers",
+        "1",
+        "--set",
+        "experts.entries=16",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*command, str(plain), "--jobs", "1", "--quiet"], env=environment, check=True, timeout=240)
     kills = 0

@@ -20,7 +20,8 @@ from blake3 import blake3
 
 from formats import codecs, layout, manifest
 from formats.codecs import group_int, mxfp4, raw, rvq
-from formats.layout import Codec, IndexRow, MatrixEntry, RecordHeader, Section, SectionKind
+from formats.index import INDEX_ROW_BYTES, IndexRow, pack_index, pack_index_row, unpack_index_rows
+from formats.layout import Codec, MatrixEntry, RecordHeader, Section, SectionKind
 from formats.manifest import Manifest
 
 TEMPLATES = {
@@ -155,10 +156,10 @@ def build_container(directory: Path, spec: Spec | None = None) -> Path:
                 "source_experts": total,
                 "dropped_experts": bank.dropped,
                 "first_row": first_row,
-                "index_blake3": blake3(b"".join(layout.pack_index_row(row) for row in rows[first_row:])).hexdigest(),
+                "index_blake3": blake3(b"".join(pack_index_row(row) for row in rows[first_row:])).hexdigest(),
             }
         )
-    index = layout.pack_index(rows)
+    index = pack_index(rows)
     (directory / manifest.INDEX_NAME).write_bytes(index)
     trunk, segments, tensors = _trunk(rng, spec)
     (directory / manifest.TRUNK_NAME).write_bytes(trunk)
@@ -379,7 +380,7 @@ class Forge:
         self.banks = {info["layer"]: bytearray((path / info["file"]).read_bytes()) for info in self.document["layers"]}
         self.trunk = bytearray((path / manifest.TRUNK_NAME).read_bytes())
         self.assets = {info["path"]: (path / info["path"]).read_bytes() for info in self.document["assets"]}
-        self._rows = layout.unpack_index_rows(bytes(self.index[layout.INDEX_ROW_BYTES :]), where="forge")
+        self._rows = unpack_index_rows(bytes(self.index[INDEX_ROW_BYTES:]), where="forge")
 
     def layer(self, layer: int) -> dict[str, Any]:
         """The manifest's entry of a layer."""
@@ -395,7 +396,7 @@ class Forge:
 
     def row_at(self, layer: int, expert: int) -> int:
         """Where in ``index`` a row stands."""
-        return layout.INDEX_ROW_BYTES * (1 + self._rows.index(self.row(layer, expert)))
+        return INDEX_ROW_BYTES * (1 + self._rows.index(self.row(layer, expert)))
 
     def patch_row(self, layer: int, expert: int, at: int, form: str, value: Any) -> None:
         """Write a field of an index row; ``form`` is a struct format such as ``<I``."""
@@ -424,8 +425,8 @@ class Forge:
                 self.index[at : at + 32] = blake3(bytes(bank[row.offset : row.offset + row.bytes])).digest()
         if "layers" not in keep:
             for info in self.document["layers"]:
-                start = layout.INDEX_ROW_BYTES * (1 + info["first_row"])
-                rows = self.index[start : start + layout.INDEX_ROW_BYTES * info["records"]]
+                start = INDEX_ROW_BYTES * (1 + info["first_row"])
+                rows = self.index[start : start + INDEX_ROW_BYTES * info["records"]]
                 info["index_blake3"] = blake3(bytes(rows)).hexdigest()
         if "index" not in keep:
             self.document["index"]["blake3"] = blake3(bytes(self.index)).hexdigest()
