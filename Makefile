@@ -47,7 +47,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench-layout:
-	bash benchmarks/layout/run
+	bash benchmarks/layout/run.sh
 
 clean:
 	rm -rf build $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

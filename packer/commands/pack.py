@@ -10,6 +10,7 @@ import click
 
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import EnvironmentProblem
+from formats.source import read_matrix, scale_bias_doubt
 from packer.commands.common import EXIT_CODES, PathType, common_options, source_directory, typed_path
 from packer.commands.show import spread_text
 from packer.commands.signals import stop_on_signals
@@ -50,6 +51,10 @@ def pack(
         model, plan = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())
         if dry_run:
             return _dry_run(output, checkpoint, plan, out)
+        if plan.layers:
+            first = read_matrix(checkpoint, model, plan.layers[0].layer, plan.layers[0].records[0].source_expert, "gate")
+            if doubt := scale_bias_doubt(first, plan.recipe.source.mxfp4_bias):
+                output.note(f"note: {doubt}")
         fitting = fitting_jobs(plan.memory, plan.jobs, available_memory())
         if fitting < plan.jobs:
             output.note(f"{fitting} jobs instead of {plan.jobs}: more do not fit into the memory that is available")
