@@ -26,6 +26,17 @@ Octets = NDArray[np.uint8]
 Read = Callable[[int, int], bytes]  # a byte range of a section or tensor
 
 
+def _e2m1(code: int) -> float:
+    """Sign, two bits of exponent (0: subnormal), one of mantissa."""
+    exponent, mantissa = code % 8 // 2, code % 2
+    magnitude = mantissa * 0.5 if exponent == 0 else (1 + mantissa * 0.5) * 2.0 ** (exponent - 1)
+    return -magnitude if code >= 8 else magnitude
+
+
+_E2M1 = np.array([_e2m1(code) for code in range(16)], np.float32)
+_E2M1.setflags(write=False)
+
+
 @dataclass(frozen=True)
 class Stored:
     """One encoded matrix: how to read its sections, and all that decoding depends on.
@@ -94,14 +105,15 @@ def mxfp4_rows(codes: Read, scales: Read, cols: int, bias: int, first: int, last
     exponents = np.frombuffer(scales(first * groups, last * groups), np.uint8).reshape(count, groups)
     if exponents.size and int(exponents.max()) == 255:
         raise FormatError("scale byte 255 (NaN)", expected="at most 254", found=255)
+    values = np.empty((count, 2 * pairs), np.float32)
+    values[:, 0::2] = _E2M1[halves % 16]
+    values[:, 1::2] = _E2M1[halves // 16]
+    powers = exponents.astype(np.int32) - bias
     column = np.arange(cols)
-    code = (halves[:, column // 2].astype(np.int32) >> np.where(column % 2, 4, 0)) % 16
-    exponent, mantissa = code % 8 // 2, code % 2
-    # E2M1: exponent 0 is subnormal, else (1 + mantissa / 2) * 2 ** (exponent - 1)
-    magnitude = np.where(exponent == 0, mantissa * 0.5, (1 + mantissa * 0.5) * np.exp2(exponent - 1))
-    signed = np.where(code >= 8, -magnitude, magnitude)
     with np.errstate(over="ignore"):  # beyond float32 becomes infinite, and then so does the error
-        return np.ldexp(signed, exponents[:, column // 32].astype(np.int32) - bias).astype(np.float32)
+        if powers.size and int(powers.min()) >= -148 and int(powers.max()) <= 127:  # a power of two is a float32 itself
+            return values[:, :cols] * np.ldexp(np.float32(1), powers)[:, column // 32]
+        return (values[:, :cols] * np.ldexp(1.0, powers)[:, column // 32]).astype(np.float32)
 
 
 def _group_int(stored: Stored, first: int, last: int) -> Single:
@@ -176,6 +188,11 @@ class Sums:
         return 1.0 if self.difference > 0 else 0.0
 
 
+def _squared(values: NDArray[np.float64]) -> float:
+    """The sum of squares; not by BLAS, whose sums depend on the number of its threads."""
+    return float(np.einsum("ij,ij->", values, values))
+
+
 def compare(rows: int, cols: int, source: Callable[[int, int], Single], stored: Callable[[int, int], Single]) -> Sums:
     """Compare two matrices block by block, sums in float64."""
     step = block_rows(cols)
@@ -185,5 +202,5 @@ def compare(rows: int, cols: int, source: Callable[[int, int], Single], stored: 
             last = min(first + step, rows)
             wide = source(first, last).astype(np.float64)
             difference = wide - stored(first, last)
-            total += Sums(float((difference * difference).sum()), float((wide * wide).sum()))
+            total += Sums(_squared(difference), _squared(wide))
     return total
