@@ -20,9 +20,11 @@ from formats import names, strict_json
 from formats.assets import INDEX_NAME, survey
 from formats.errors import EnvironmentProblem, FormatError, UsageError
 from formats.files import read_exactly
+from formats.headers import check_arrived, header_path, read_kept_header
 from formats.shard import Shard, SourceTensor, check_tensor_name, read_header, refuse_impostor
+from formats.spelling import spelled
 
-__all__ = ["Checkpoint", "Shard", "SourceTensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "Shard", "SourceTensor", "open_checkpoint", "read_shard_names"]
 
 CONFIG_NAME = "config.json"
 SINGLE_NAME = "model.safetensors"
@@ -65,6 +67,7 @@ class Checkpoint:
     ignored: tuple[str, ...]
     assets: tuple[str, ...]
     _stamps: Mapping[str, tuple[int, int]] = field(repr=False)
+    _arrived: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)  # a cache, no state
 
     def __enter__(self) -> Self:
         return self
@@ -93,20 +96,31 @@ class Checkpoint:
             return b""
         fd, stamp = _open_regular(self.directory / tensor.shard, tensor.shard)
         try:
-            if stamp != self._stamps[tensor.shard]:
-                raise FormatError("shard changed while it was in use", where=tensor.shard, hint="start again")
+            self._check_stamp(fd, tensor.shard, stamp)
             return read_exactly(fd, tensor.offset + start, stop - start, where=tensor.shard)
         finally:
             os.close(fd)
 
+    def _check_stamp(self, fd: int, name: str, stamp: tuple[int, int]) -> None:
+        """A shard must be what it was; one that was not here when its header was read must begin with that header."""
+        planned = self._stamps.get(name)
+        if planned is not None:
+            if stamp != planned:
+                raise FormatError("shard changed while it was in use", where=name, hint="start again")
+        elif self._arrived.get(name) != stamp:
+            check_arrived(fd, stamp[0], next(shard for shard in self.shards if shard.name == name))
+            self._arrived[name] = stamp
 
-def open_checkpoint(directory: Path | str, *, need_headers: bool = True) -> Checkpoint:
+
+def open_checkpoint(directory: Path | str, *, need_headers: bool = True, headers: Path | None = None) -> Checkpoint:
     """Open the checkpoint in ``directory``: read its configuration and index, and the headers of all shards.
 
     Args:
         directory: holds ``config.json``, and ``model.safetensors.index.json`` with its shards or one
             ``model.safetensors``.
         need_headers: if False and not one shard of the index is present, metadata alone will do.
+        headers: a folder that keeps headers of shards (``formats.headers``). A shard whose header is there need not be
+            here to open the checkpoint, only to be read, and may come and go.
 
     Raises:
         UsageError: ``directory`` is none.
@@ -118,14 +132,15 @@ def open_checkpoint(directory: Path | str, *, need_headers: bool = True) -> Chec
         raise UsageError("no such checkpoint directory", where=directory)
     config_bytes = _read_document(directory, CONFIG_NAME, MAX_CONFIG_BYTES)
     config = strict_json.parse_object(config_bytes, where=CONFIG_NAME)
-    index_name, weight_map, total_size = _weight_map(directory)
+    index_name, weight_map, total_size = _weight_map(directory, headers)
     wanted = sorted(set(weight_map.values())) if weight_map else [SINGLE_NAME]
-    absent = [name for name in wanted if not _exists(directory / name)]
+    kept = frozenset(name for name in wanted if headers is not None and _exists(header_path(headers, name)))
+    absent = [name for name in wanted if name not in kept and not _exists(directory / name)]
     files = survey(directory, frozenset(wanted))
     has_headers = need_headers or len(absent) < len(wanted)
     if has_headers and absent:
         raise _absent_shards(absent, weight_map, len(wanted))
-    shards, tensors, stamps = _read_headers(directory, wanted) if has_headers else ((), {}, {})
+    shards, tensors, stamps = _read_headers(directory, wanted, headers) if has_headers else ((), {}, {})
     if not weight_map:
         weight_map = dict.fromkeys(tensors, SINGLE_NAME)
     elif has_headers:
@@ -144,6 +159,16 @@ def open_checkpoint(directory: Path | str, *, need_headers: bool = True) -> Chec
         files.assets,
         MappingProxyType(stamps),
     )
+
+
+def read_shard_names(directory: Path) -> list[str]:
+    """Names of the shards by the index in ``directory``, sorted; nothing else needs to be there.
+
+    Raises:
+        FormatError: the index is absent or malformed.
+        EnvironmentProblem: it cannot be read.
+    """
+    return sorted(set(_read_index(directory)[0].values()))
 
 
 def _exists(path: Path) -> bool:
@@ -179,11 +204,11 @@ def _read_document(directory: Path, name: str, limit: int) -> bytes:
     return data
 
 
-def _weight_map(directory: Path) -> tuple[str, dict[str, str], int | None]:
+def _weight_map(directory: Path, headers: Path | None) -> tuple[str, dict[str, str], int | None]:
     """The index's name, its map and its total size; one ``model.safetensors`` without an index gives an empty map."""
     if os.path.lexists(directory / INDEX_NAME):
         return INDEX_NAME, *_read_index(directory)
-    if _exists(directory / SINGLE_NAME):
+    if _exists(directory / SINGLE_NAME) or (headers is not None and _exists(header_path(headers, SINGLE_NAME))):
         return SINGLE_NAME, {}, None
     try:
         found = sorted(name for name in os.listdir(directory) if not name.startswith("."))  # noqa: PTH208
@@ -239,17 +264,21 @@ def _check_shard_name(shard: str, already: int) -> str:
 
 
 def _read_headers(
-    directory: Path, wanted: Iterable[str]
+    directory: Path, wanted: Iterable[str], headers: Path | None
 ) -> tuple[list[Shard], dict[str, SourceTensor], dict[str, tuple[int, int]]]:
     shards: list[Shard] = []
     tensors: dict[str, SourceTensor] = {}
     stamps: dict[str, tuple[int, int]] = {}
     for name in wanted:
-        fd, stamps[name] = _open_regular(directory / name, name)
-        try:
-            shard, entries = read_header(fd, stamps[name][0], name=name)
-        finally:
-            os.close(fd)
+        kept = None if headers is None else read_kept_header(headers, name)
+        if kept is not None:
+            shard, entries = kept
+        else:
+            fd, stamps[name] = _open_regular(directory / name, name)
+            try:
+                shard, entries = read_header(fd, stamps[name][0], name=name)
+            finally:
+                os.close(fd)
         shards.append(shard)
         for tensor in entries:
             other = tensors.setdefault(tensor.name, tensor)
@@ -284,7 +313,7 @@ def _absent_shards(absent: list[str], weight_map: Mapping[str, str], total: int)
     gone = frozenset(absent)
     lost = sorted(name for name, shard in weight_map.items() if shard in gone)
     layers = sorted({int(match[1]) for match in map(_LAYER.search, lost) if match is not None})
-    reach = f"{len(lost)} tensors out of reach" + (f" in layers {_ranges(layers)}" if layers else "")
+    reach = f"{len(lost)} tensors out of reach" + (f" in layers {spelled(layers)}" if layers else "")
     return FormatError(
         f"{len(absent)} of {total} shards are absent: {', '.join(absent[:_SHOWN])}",
         where=INDEX_NAME,
@@ -292,14 +321,3 @@ def _absent_shards(absent: list[str], weight_map: Mapping[str, str], total: int)
         found=f"{reach}: {', '.join(lost[:_SHOWN])}",
         hint="fetch the absent shards",
     )
-
-
-def _ranges(numbers: list[int]) -> str:
-    """Sorted numbers in a short form, for example ``0-3, 7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)

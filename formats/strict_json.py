@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from formats.errors import FormatError
 
 MAX_DIGITS = 20  # 2**64 has 20; nothing that we read is larger
 MAX_DEPTH = 64
+_TOO_MANY_DIGITS = re.compile(f"[0-9]{{{MAX_DIGITS + 1}}}")
 
 
 def parse(data: bytes, *, where: str) -> Any:
@@ -59,8 +61,10 @@ def parse(data: bytes, *, where: str) -> Any:
                 seen.add(key)
         return result
 
+    # A header of K3 has 20,000 integers: they are counted one by one only where one may be too long.
+    integer = whole if _TOO_MANY_DIGITS.search(text) else int
     try:
-        value = json.loads(text, object_pairs_hook=pairs, parse_int=whole, parse_float=real, parse_constant=constant)
+        value = json.loads(text, object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise FormatError(f"not JSON: {error.msg}", where=where, offset=_byte_offset(text, error.pos)) from None
     except RecursionError:
@@ -93,14 +97,15 @@ def _check_tree(value: Any, has_escapes: bool, where: str) -> None:
     while level:
         if has_escapes:
             _check_strings(level, where)
-        inner: list[Any] = []
-        for item in level:
-            if type(item) is dict or type(item) is list:
-                if depth == MAX_DEPTH:
-                    raise FormatError("JSON is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
-                values = item.values() if type(item) is dict else item
-                inner += values if has_escapes else [v for v in values if type(v) is dict or type(v) is list]
-        level = inner
+        nests = [item for item in level if type(item) is dict or type(item) is list]
+        if nests and depth == MAX_DEPTH:
+            raise FormatError("JSON is nested too deeply", where=where, expected=f"at most {MAX_DEPTH} levels")
+        level = [
+            value
+            for item in nests
+            for value in (item.values() if type(item) is dict else item)
+            if has_escapes or type(value) is dict or type(value) is list
+        ]
         depth += 1
 
 

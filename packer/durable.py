@@ -216,9 +216,12 @@ def discard(path: Path, *, system: System = SYSTEM) -> None:
         system.unlink(temporary)
 
 
-def publish(path: Path, *, system: System = SYSTEM) -> None:
-    """Rename the closed, flushed and checked temporary to ``path`` and flush the directory."""
-    temporary = temporary_path(path)
+def publish(path: Path, *, temporary: Path | None = None, system: System = SYSTEM) -> None:
+    """Rename the closed, flushed and checked temporary to ``path`` and flush the directory.
+
+    ``temporary`` is for files that grew elsewhere on the same file system.
+    """
+    temporary = temporary_path(path) if temporary is None else temporary
     with translated("rename", temporary, system=system):
         system.rename(temporary, path)
     flush_directory(path.parent, system=system)

@@ -19,7 +19,6 @@ from formats import codecs, layout
 from formats.codecs import Parameters, group_int, mxfp4, raw, rvq
 from formats.codecs.common import Buffer, Single, choose_exponent
 from formats.errors import FormatError, UsageError
-from formats.index import IndexRow
 from formats.layout import SHARED, Codec, Matrix, MatrixEntry, RecordHeader, Section, SectionKind
 from formats.source import SourceMatrix
 from packer.codebooks import fit_codebooks, sample_indices
@@ -49,22 +48,6 @@ class EncodedRecord:
     digest: bytes
     matrix_errors: tuple[float, float, float]
     rel_error: float
-
-    def index_row(self, offset: int) -> IndexRow:
-        """The index row of this record at ``offset`` in its bank."""
-        header = self.header
-        return IndexRow(
-            header.layer,
-            header.expert,
-            header.source_expert,
-            header.codec,
-            offset,
-            header.record_bytes,
-            self.digest,
-            self.matrix_errors,
-            self.rel_error,
-            header.parameters,
-        )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from formats.errors import EnvironmentProblem
 from formats.families import Model
 from formats.layout import Codec
 from formats.manifest import TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
+from formats.spelling import spelled
 from packer.assemble import draft_manifest
 from packer.estimate import journal_bytes, memory_of, seconds_of
 from packer.layout_plan import (
@@ -32,7 +33,7 @@ from packer.layout_plan import (
 )
 from packer.plan_types import Plan, Unit, checked_jobs
 from packer.recipe import Recipe, Rvq, resolve
-from packer.selection import Selection, normalised, spelled
+from packer.selection import Selection, normalised
 
 __all__ = ["LayerPlan", "Plan", "RecordPlan", "SegmentPlan", "TensorPlan", "Unit", "make_plan"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from formats.errors import UsageError
 from formats.families import Architecture
+from formats.spelling import spelled
 
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _SHOWN = 10
@@ -77,17 +78,6 @@ def normalised(selection: Selection | None, architecture: Architecture) -> Selec
             found=f"layers {spelled(layers)}",
         )
     return Selection(layers, experts)
-
-
-def spelled(numbers: Sequence[int]) -> str:
-    """Ascending numbers as one would type them: ``0-5,9``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _numbers(text: str, option: str, count: int) -> tuple[int, ...]:

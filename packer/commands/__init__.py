@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import click
 
-from packer.commands.common import EXIT_CODES, guarded
+from packer.commands.common import EXIT_CODES
+from packer.commands.errors import guarded
 from packer.commands.inspect import inspect
 from packer.commands.pack import pack
 from packer.commands.plan import plan
@@ -14,11 +15,23 @@ from packer.commands.verify import verify
 from packer.output import make_output
 from packer.version import VERSION
 
+_USAGE = 2
 
-@click.group(name="moepack", epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(
+    name="moepack",
+    epilog=EXIT_CODES,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(VERSION, "--version", prog_name="moepack")
-def moepack() -> None:
+@click.pass_context
+def moepack(context: click.Context) -> int:
     """Pack a mixture-of-experts checkpoint into one aligned container, prove it, browse it."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        return _USAGE
+    return 0
 
 
 for _command in (plan, pack, verify, inspect):

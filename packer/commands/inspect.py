@@ -11,8 +11,8 @@ import click
 
 from formats.errors import UsageError
 from packer import inspect as views
-from packer.commands.common import EXIT_CODES, PathType, common_options
-from packer.commands.show import show_expert, show_layer, show_matrix, show_summary
+from packer.commands.common import EXIT_CODES, common_options, typed
+from packer.inspect_text import show_expert, show_layer, show_matrix, show_summary
 from packer.output import Output
 
 
@@ -24,7 +24,7 @@ _View = TypeVar("_View", bound=_HasDict)
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("container", type=PathType())
+@click.argument("container", type=typed)
 @click.option("--layer", type=click.IntRange(min=0), metavar="N", help="Show the records of one layer.")
 @click.option("--expert", type=click.IntRange(min=0), metavar="M", help="Show one record of the layer.")
 @click.option("--matrix", type=click.Choice(["gate", "up", "down"]), help="Decode and show one matrix of the expert.")

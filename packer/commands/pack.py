@@ -11,11 +11,11 @@ import click
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import EnvironmentProblem
 from formats.source import read_matrix, scale_bias_doubt
-from packer.commands.common import EXIT_CODES, PathType, common_options, source_directory, typed_path
-from packer.commands.show import spread_text
+from packer.commands.common import EXIT_CODES, common_options, source_directory, typed, typed_path
 from packer.commands.signals import stop_on_signals
 from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
 from packer.inspect import inspect_summary
+from packer.inspect_text import spread_text
 from packer.inspect_views import Summary
 from packer.machine import available_memory, fitting_jobs, processors
 from packer.output import Output, human_bytes, human_number
@@ -30,7 +30,7 @@ SHOWN_OVER_LIMIT = 20
 
 @click.command(epilog=EXIT_CODES)
 @plan_options
-@click.argument("out", type=PathType())
+@click.argument("out", type=typed)
 @click.option("--dry-run", is_flag=True, help="Print the plan, check the output's place, and write nothing.")
 @click.option("--restart", is_flag=True, help="Forget an unfinished pack of OUT and begin anew.")
 @common_options
@@ -52,7 +52,9 @@ def pack(
         if dry_run:
             return _dry_run(output, checkpoint, plan, out)
         if plan.layers:
-            first = read_matrix(checkpoint, model, plan.layers[0].layer, plan.layers[0].records[0].source_expert, "gate")
+            first = read_matrix(
+                checkpoint, model, plan.layers[0].layer, plan.layers[0].records[0].source_expert, "gate"
+            )
             if doubt := scale_bias_doubt(first, plan.recipe.source.mxfp4_bias):
                 output.note(f"note: {doubt}")
         fitting = fitting_jobs(plan.memory, plan.jobs, available_memory())

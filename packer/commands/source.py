@@ -11,7 +11,7 @@ import click
 
 from formats.checkpoint import Checkpoint
 from formats.families import Model, bind
-from packer.commands.common import PathType, jobs_option
+from packer.commands.common import jobs_option, typed
 from packer.output import Output, human_bytes, human_number
 from packer.plan import Plan, make_plan
 from packer.recipe import bundled_recipes, default_recipe, load_recipe, override
@@ -34,7 +34,7 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the options that decide a plan, and SOURCE."""
     known = ", ".join(bundled_recipes())
     options: list[Callable[[Any], Any]] = [
-        click.argument("source", type=PathType()),
+        click.argument("source", type=typed),
         click.option(
             "--recipe", metavar="R", help=f"A TOML file or one of {known}; by default the one of the model's family."
         ),

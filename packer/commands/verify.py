@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packer.commands.common import EXIT_CODES, PathType, common_options, jobs_option, source_directory
+from packer.commands.common import EXIT_CODES, common_options, jobs_option, source_directory, typed
 from packer.machine import processors
 from packer.output import Output, human_number
 from packer.progress import ProgressLine
@@ -17,8 +17,8 @@ SHOWN_PROBLEMS = 50
 
 
 @click.command(epilog=EXIT_CODES)
-@click.argument("container", type=PathType())
-@click.option("--source", type=PathType(), help="The checkpoint directory, for level parity.")
+@click.argument("container", type=typed)
+@click.option("--source", metavar="DIR", type=typed, help="The checkpoint directory, for level parity.")
 @click.option("--level", type=click.Choice(LEVELS), help="By default hashes, and parity if a source is given.")
 @click.option(
     "--sample", type=float, metavar="P", help="Look at this share of the records only, above 0 and at most 1."

@@ -19,8 +19,9 @@ import pytest
 
 from formats.errors import FormatError, Interrupted, LimitError, MoepackError, UsageError
 from packer import cli
-from packer.commands import common, moepack, run
+from packer.commands import moepack, run
 from packer.commands import pack as pack_command
+from packer.commands.errors import guarded
 from packer.machine import processors
 from packer.output import make_output
 from packer.preflight import WORK_DIR
@@ -172,7 +173,7 @@ def test_one_table_from_error_to_exit_code(
         raise raised
 
     arguments = ["pack", "a b", "out", "--restart"]
-    assert common.guarded(make_output(), action, arguments) == code
+    assert guarded(make_output(), action, arguments) == code
     captured = capsys.readouterr()
     assert shown in captured.err
     assert captured.out == ""
@@ -184,7 +185,7 @@ def test_tracebacks_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:
     def action() -> int:
         raise ValueError("unforeseen \x1b[2J")
 
-    assert common.guarded(make_output(verbose=True), action, []) == 4
+    assert guarded(make_output(verbose=True), action, []) == 4
     error = capsys.readouterr().err
     assert "Traceback" in error
     assert "\x1b" not in error

@@ -13,7 +13,6 @@ from threadpoolctl import threadpool_limits
 from formats import codecs, layout
 from formats.codecs import group_int, mxfp4, raw, rvq
 from formats.errors import FormatError, UsageError
-from formats.index import pack_index_row, unpack_index_rows
 from formats.layout import Codec
 from formats.source import SourceMatrix
 from packer.encode import build_record, encode_expert, expert_seed, peak_bytes, record_digest
@@ -226,19 +225,6 @@ def test_codebooks_follow_the_source_expert_and_not_its_new_number():
     second = _encode(sources, Codec.RVQ, rvq.Parameters(2, 16), expert=2)
     assert first.record[layout.RECORD_HEADER_BYTES :] == second.record[layout.RECORD_HEADER_BYTES :]
     assert first.digest != second.digest
-
-
-def test_index_row_repeats_the_header():
-    encoded = _encode(_sources("mxfp4"), Codec.RVQ, rvq.Parameters(2, 16))
-    row = encoded.index_row(8192)
-    assert unpack_index_rows(pack_index_row(row), where="x") == [row]
-    assert (row.layer, row.expert, row.source_expert, row.offset) == (3, 7, 9, 8192)
-    assert (row.bytes, row.digest, row.parameters) == (
-        len(encoded.record),
-        encoded.digest,
-        rvq.Parameters(2, 16).pack(),
-    )
-    assert (row.matrix_errors, row.rel_error) == (encoded.matrix_errors, encoded.rel_error)
 
 
 def _parts(codec, parameters):

@@ -16,8 +16,8 @@ from formats.checkpoint import open_checkpoint
 from formats.container import open_container
 from formats.errors import FormatError, Interrupted, UsageError
 from formats.families import bind
-from packer.commands.show import collapsed, histogram
 from packer.inspect import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
+from packer.inspect_text import collapsed, histogram
 from packer.inspect_views import FileSize, Spread, Summary, Unfinished
 from packer.pipeline import pack
 from packer.plan import make_plan
