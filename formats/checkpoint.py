@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ MAX_SHARDS = 100_000
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _SHOWN = 10  # differences listed in a message
+_SHOWN_ABSENT = 2  # shards
+_SHOWN_REACH = 80  # characters of a list of layers
 _LAYER = re.compile(r"(?:^|\.)layers\.([0-9]+)\.")  # for messages alone; what names mean is the families' business
 
 
@@ -130,6 +133,8 @@ def open_checkpoint(directory: Path | str, *, need_headers: bool = True, headers
     directory = Path(directory)
     if not os.path.isdir(directory):  # noqa: PTH112 - unlike the method of Path it never raises
         raise UsageError("no such checkpoint directory", where=directory)
+    if not os.path.lexists(directory / CONFIG_NAME):
+        raise FormatError("not a checkpoint: the directory has no configuration", where=directory, expected=CONFIG_NAME)
     config_bytes = _read_document(directory, CONFIG_NAME, MAX_CONFIG_BYTES)
     config = strict_json.parse_object(config_bytes, where=CONFIG_NAME)
     index_name, weight_map, total_size = _weight_map(directory, headers)
@@ -139,7 +144,7 @@ def open_checkpoint(directory: Path | str, *, need_headers: bool = True, headers
     files = survey(directory, frozenset(wanted))
     has_headers = need_headers or len(absent) < len(wanted)
     if has_headers and absent:
-        raise _absent_shards(absent, weight_map, len(wanted))
+        raise _absent_shards(directory, absent, weight_map, len(wanted))
     shards, tensors, stamps = _read_headers(directory, wanted, headers) if has_headers else ((), {}, {})
     if not weight_map:
         weight_map = dict.fromkeys(tensors, SINGLE_NAME)
@@ -309,15 +314,21 @@ def _compare(weight_map: Mapping[str, str], tensors: Mapping[str, SourceTensor],
         )
 
 
-def _absent_shards(absent: list[str], weight_map: Mapping[str, str], total: int) -> FormatError:
+def _absent_shards(directory: Path, absent: list[str], weight_map: Mapping[str, str], total: int) -> FormatError:
     gone = frozenset(absent)
     lost = sorted(name for name, shard in weight_map.items() if shard in gone)
     layers = sorted({int(match[1]) for match in map(_LAYER.search, lost) if match is not None})
-    reach = f"{len(lost)} tensors out of reach" + (f" in layers {spelled(layers)}" if layers else "")
+    reach = spelled(layers)
+    if len(reach) > _SHOWN_REACH:
+        reach = reach[:_SHOWN_REACH].rpartition(",")[0] + ",..."
+    hint = "fetch them"
+    if len(absent) == total:
+        hint += f", or plan from metadata alone: moepack plan {shlex.quote(str(directory))}"
     return FormatError(
-        f"{len(absent)} of {total} shards are absent: {', '.join(absent[:_SHOWN])}",
+        f"{len(absent)} of {total} shards are absent: {', '.join(absent[:_SHOWN_ABSENT])}"
+        + (", ..." if len(absent) > _SHOWN_ABSENT else ""),
         where=INDEX_NAME,
         expected="every shard of the index",
-        found=f"{reach}: {', '.join(lost[:_SHOWN])}",
-        hint="fetch the absent shards",
+        found=f"{len(lost)} tensors out of reach" + (f" in layers {reach}" if layers else ""),
+        hint=hint,
     )

@@ -18,6 +18,7 @@ import numpy as np
 from blake3 import blake3
 
 from formats import codecs, layout
+from formats.codecs import mxfp4
 from formats.errors import FormatError, IntegrityError, UsageError
 from formats.files import file_bytes, open_directory, open_inside, read_exactly
 from formats.index import INDEX_ROW_BYTES, IndexRow, unpack_index_header, unpack_index_rows
@@ -372,4 +373,7 @@ def check_header(header: RecordHeader, row: IndexRow, manifest: Manifest, *, whe
     for name, (expected, found) in pairs.items():
         if expected != found:
             raise FormatError(f"record header disagrees about its {name}", where=where, expected=expected, found=found)
-    codecs.check_sections(header)
+    parameters = codecs.check_sections(header)
+    bias = manifest.source.scale_bias
+    if isinstance(parameters, mxfp4.Parameters) and parameters.bias != bias:
+        raise FormatError("bias is not source.scale_bias", where=where, expected=bias, found=parameters.bias)

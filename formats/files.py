@@ -5,11 +5,12 @@ A mapped file that shrinks kills the process; a positioned read comes back short
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
-from formats.errors import EnvironmentProblem, FormatError
+from formats.errors import EnvironmentProblem, FormatError, UsageError
 
 MAX_CALL_BYTES = 1 << 30  # Linux transfers at most 2,147,479,552 bytes a call
 
@@ -59,7 +60,9 @@ def open_inside(directory_fd: int, name: str, *, where: str) -> int:
     except PermissionError:
         raise EnvironmentProblem("not permitted to read", where=where) from None
     except OSError as error:
-        raise FormatError(f"not a regular file reached without links: {error.strerror}", where=where) from None
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG, errno.ENODEV):
+            raise FormatError(f"not a regular file reached without links: {error.strerror}", where=where) from None
+        raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
     finally:
         os.close(fd)
     if not stat.S_ISREG(os.fstat(file_fd).st_mode):
@@ -69,13 +72,18 @@ def open_inside(directory_fd: int, name: str, *, where: str) -> int:
 
 
 def open_directory(path: Path, *, where: str) -> int:
-    """A descriptor for a directory; the caller closes it."""
+    """A descriptor for a directory; the caller closes it.
+
+    Raises:
+        UsageError: there is none of that name.
+        EnvironmentProblem: it cannot be opened.
+    """
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise FormatError("no such directory", where=where) from None
+        raise UsageError("no such directory", where=where) from None
     except NotADirectoryError:
-        raise FormatError("not a directory", where=where) from None
+        raise UsageError("not a directory", where=where) from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
 

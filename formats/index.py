@@ -23,7 +23,7 @@ _INDEX_HEAD = struct.Struct("<8sH2xIQ104x")
 _INDEX_ROW = struct.Struct("<IIIHHQQ32s4f16s32x")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class IndexRow:
     """One row of ``index.bin`` (SPEC section 5): where a record lies, and what it must say and hash to."""
 

@@ -88,6 +88,7 @@ _SEAL_TAIL = b'"}\n'
 _SEAL_BYTES = len(_SEAL_HEAD) + 2 * layout.DIGEST_BYTES + len(_SEAL_TAIL)
 _WIDEST_ERROR = 1.23457e-100
 _WIDEST_EXPONENT = -layout.MAX_SCALE_EXPONENT
+_WIDEST_SHARD = 999_999_999_999_999  # so that a plan is exact without the shards
 
 
 def names_digest(names: list[str]) -> str:
@@ -115,9 +116,11 @@ def covered_names(manifest: Manifest, source_experts: dict[int, list[int]]) -> l
         source_experts: for each packed layer the source numbers of its records, from the index.
     """
     names = [tensor.name for tensor in manifest.tensors] + [item.name for item in manifest.dropped]
-    for info in manifest.layers:
-        for expert in (*source_experts[info.layer], *info.dropped_experts):
-            names += expert_tensor_names(manifest.experts, info.layer, expert)
+    templates = [template for matrix in layout.Matrix for template in manifest.experts.tensors[matrix.label]]
+    for info in manifest.layers:  # half a million names for K3, so the number of the layer is filled in once
+        of_layer = [template.replace("{layer}", str(info.layer)) for template in templates]
+        for expert in map(str, (*source_experts[info.layer], *info.dropped_experts)):
+            names += [template.replace("{expert}", expert) for template in of_layer]
     return names
 
 
@@ -128,11 +131,13 @@ def rounded_error(value: float) -> float:
 
 def planned_bytes(draft: Manifest) -> int:
     """The length of the file that ``draft`` will have once its digests, errors and exponents are known."""
-    widest = tuple(
-        msgspec.structs.replace(tensor, rel_error=_WIDEST_ERROR, scale_exponent=_WIDEST_EXPONENT)
-        for tensor in draft.tensors
+    replace = msgspec.structs.replace
+    tensors = tuple(
+        replace(tensor, rel_error=_WIDEST_ERROR, scale_exponent=_WIDEST_EXPONENT) for tensor in draft.tensors
     )
-    return len(_body(msgspec.structs.replace(draft, tensors=widest))) + _SEAL_BYTES
+    shards = tuple(replace(shard, bytes=_WIDEST_SHARD) for shard in draft.source.shards)
+    widest = replace(draft, tensors=tensors, source=replace(draft.source, shards=shards))
+    return len(_body(widest)) + _SEAL_BYTES
 
 
 def encode(manifest: Manifest) -> bytes:

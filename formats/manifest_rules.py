@@ -1,8 +1,10 @@
-"""What the members of a manifest must say together (SPEC sections 4.2 to 4.6): order, sums, extents, names."""
+"""What the members of a manifest must say together (SPEC sections 4.2 to 4.6, 7): order, sums, extents, names."""
 
 from __future__ import annotations
 
 import math
+import re
+from itertools import pairwise
 
 from formats import layout
 from formats.errors import FormatError
@@ -20,6 +22,10 @@ from formats.names import check_distinct, check_relative_name
 MAX_LAYER = 65_535
 MAX_EXPERTS = 65_536
 MAX_RANK = 8
+MAX_SCALE_BIAS = 254
+
+_SEGMENTS = ("embedding", "layer", "output", "vision", "projector", "other")
+_LAYER_SEGMENT = re.compile(r"layer\.(0|[1-9][0-9]{0,4})")
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
@@ -29,7 +35,9 @@ def check_manifest(manifest: Manifest, where: str) -> None:
         FormatError: naming the member, what it should be and what it is.
     """
     _check_architecture(manifest, where)
+    _check_source(manifest, where)
     _check_layers(manifest, where)
+    _check_partial(manifest, where)
     _check_trunk(manifest, where)
     _check_files(manifest, where)
     _check_coverage(manifest, where)
@@ -66,6 +74,14 @@ def _check_architecture(manifest: Manifest, where: str) -> None:
     )
 
 
+def _check_source(manifest: Manifest, where: str) -> None:
+    source = manifest.source
+    _require_range(source.scale_bias, 1, MAX_SCALE_BIAS, "source.scale_bias", where)
+    _require(
+        source.nonfinite == "refuse", "source.nonfinite is not known", where, "refuse", repr(source.nonfinite[:80])
+    )
+
+
 def _check_layers(manifest: Manifest, where: str) -> None:
     row = 0
     previous = -1
@@ -80,7 +96,14 @@ def _check_layers(manifest: Manifest, where: str) -> None:
             bank_name(info.layer),
             repr(info.file),
         )
-        _require_range(info.source_experts, 1, MAX_EXPERTS, "source_experts", place)
+        experts = manifest.architecture.experts
+        _require(
+            info.source_experts == experts,
+            "source_experts is not architecture.experts",
+            place,
+            experts,
+            info.source_experts,
+        )
         dropped = info.dropped_experts
         _require(
             list(dropped) == sorted(set(dropped)) and all(0 <= number < info.source_experts for number in dropped),
@@ -126,29 +149,47 @@ def _check_layers(manifest: Manifest, where: str) -> None:
     _require(
         manifest.experts.weights == weights, "experts.weights does not follow", where, weights, manifest.experts.weights
     )
-    whole = manifest.architecture.moe_layers
-    if manifest.partial is None:
+
+
+def _check_partial(manifest: Manifest, where: str) -> None:
+    arch, partial = manifest.architecture, manifest.partial
+    if partial is None:
         _require(
-            tuple(info.layer for info in manifest.layers) == whole, "layers are missing, yet partial is null", where
+            tuple(info.layer for info in manifest.layers) == arch.moe_layers,
+            "layers are missing, yet partial is null",
+            where,
         )
         _require(
             all(info.records == info.experts for info in manifest.layers),
             "experts are missing, yet partial is null",
             where,
         )
-    else:
+        _require(manifest.coverage.omitted == 0, "tensors were omitted, yet partial is null", where)
+        return
+    _require(manifest.coverage.omitted > 0, "nothing was omitted, yet partial is not null", where)
+    for name, numbers, end in (
+        ("layers", partial.layers, arch.hidden_layers),
+        ("experts", partial.experts or (), arch.experts),
+    ):
         _require(
-            set(manifest.partial.layers) >= {info.layer for info in manifest.layers},
-            "a layer is outside partial.layers",
+            list(numbers) == sorted(set(numbers)) and all(0 <= number < end for number in numbers),
+            f"partial.{name} is not an ascending list of {name}",
             where,
         )
+    _require(
+        set(partial.layers) >= {info.layer for info in manifest.layers}, "a layer is outside partial.layers", where
+    )
 
 
 def _check_trunk(manifest: Manifest, where: str) -> None:
     trunk = manifest.trunk
     end = layout.TRUNK_HEADER_BYTES
+    previous = (-1, -1)
     for segment in trunk.segments:
         place = f"{where}: trunk.segments[{segment.name}]"
+        rank = _segment_rank(segment.name, manifest.architecture.hidden_layers, place)
+        _require(previous < rank, "segments are not in the order of the forward pass", place)
+        previous = rank
         _require(segment.offset == end, "segment does not follow the one before", place, end, segment.offset)
         _require(
             segment.bytes > 0 and segment.bytes % layout.PAGE == 0,
@@ -158,9 +199,21 @@ def _check_trunk(manifest: Manifest, where: str) -> None:
         )
         end = segment.offset + segment.bytes
     _require(trunk.bytes == end <= 1 << 62, "trunk.bytes is not the end of its last segment", where, end, trunk.bytes)
-    check_distinct([segment.name for segment in trunk.segments], where=where)
-
     _check_tensors(manifest, where)
+
+
+def _segment_rank(name: str, layers: int, place: str) -> tuple[int, int]:
+    """Where a segment stands in the order of SPEC section 7, and its layer (-1 for none)."""
+    match = _LAYER_SEGMENT.fullmatch(name)
+    if match is not None and int(match[1]) < layers:
+        return _SEGMENTS.index("layer"), int(match[1])
+    if name == "layer" or name not in _SEGMENTS:
+        raise FormatError(
+            "segment has an unknown name",
+            where=place,
+            expected=f"embedding, layer.0 to layer.{layers - 1}, output, vision, projector or other",
+        )
+    return _SEGMENTS.index(name), -1
 
 
 def _check_tensors(manifest: Manifest, where: str) -> None:
@@ -168,6 +221,7 @@ def _check_tensors(manifest: Manifest, where: str) -> None:
     segments = iter(manifest.trunk.segments)
     names: set[str] = set()
     cursor = limit = layout.TRUNK_HEADER_BYTES
+    layer: int | None = None
     for tensor in manifest.tensors:
         place = f"{where}: tensors[{tensor.name}]"
         _require(tensor.name not in names, "tensor stands twice", place)
@@ -185,6 +239,8 @@ def _check_tensors(manifest: Manifest, where: str) -> None:
             if segment is None:
                 raise FormatError("tensor lies behind the last segment", where=place, found=tensor.offset)
             cursor, limit = segment.offset, segment.offset + segment.bytes
+            match = _LAYER_SEGMENT.fullmatch(segment.name)
+            layer = None if match is None else int(match[1])
         _require(tensor.offset == cursor, "tensor does not follow the one before", place, cursor, tensor.offset)
         _require(
             0 <= tensor.bytes <= limit - cursor,
@@ -193,6 +249,8 @@ def _check_tensors(manifest: Manifest, where: str) -> None:
             f"at most {limit - cursor}",
             tensor.bytes,
         )
+        # A tensor of no bytes lies in whatever segment stands next to its place.
+        _require(not tensor.bytes or tensor.layer == layer, "layer is not that of the segment", place, layer, tensor.layer)
         cursor = min(layout.align(tensor.offset + tensor.bytes, layout.LINE), limit)
     _require(layout.align(cursor, layout.PAGE) == limit, "segment is longer than its tensors", where, cursor, limit)
     rest = next(segments, None)
@@ -232,7 +290,12 @@ def _check_files(manifest: Manifest, where: str) -> None:
         check_relative_name(shard.name, where=where)
         _require_range(shard.bytes, 0, 1 << 62, f"length of {shard.name}", where)
         _require_digest(shard.sha256, f"digest of {shard.name}", where)
-    check_distinct([shard.name for shard in manifest.source.shards], where=where)
+    names = [shard.name for shard in manifest.source.shards]
+    check_distinct(names, where=where)
+    for before, name in pairwise(names):
+        _require(
+            before.encode() < name.encode(), "source.shards are not sorted by name", where, f"above {before!r}", repr(name)
+        )
 
 
 def _check_coverage(manifest: Manifest, where: str) -> None:
@@ -247,7 +310,6 @@ def _check_coverage(manifest: Manifest, where: str) -> None:
         manifest.source.tensors,
         total,
     )
-    _require(coverage.omitted == 0 or manifest.partial is not None, "tensors were omitted, yet partial is null", where)
     _require(
         set(manifest.experts.tensors) == {matrix.label for matrix in layout.Matrix},
         "experts.tensors does not name gate, up and down",

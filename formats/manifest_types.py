@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -11,6 +11,9 @@ INDEX_NAME = "index.bin"
 TRUNK_NAME = "trunk.bin"
 EXPERTS_DIR = "experts"
 ASSETS_DIR = "assets"
+
+
+Whole = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # the ``int`` of SPEC section 4.2
 
 
 def bank_name(layer: int) -> str:
@@ -34,18 +37,18 @@ class ArchitectureInfo(_Strict, frozen=True, kw_only=True):
 
     family: str
     name: str
-    hidden_layers: int
-    moe_layers: tuple[int, ...]
-    experts: int
-    experts_per_token: int
-    hidden_size: int
+    hidden_layers: Whole
+    moe_layers: tuple[Whole, ...]
+    experts: Whole
+    experts_per_token: Whole
+    hidden_size: Whole
 
 
 class ShardInfo(_Strict, frozen=True, kw_only=True):
     """One source file: its name, length and SHA-256."""
 
     name: str
-    bytes: int
+    bytes: Whole
     sha256: str
 
 
@@ -54,9 +57,9 @@ class SourceInfo(_Strict, frozen=True, kw_only=True):
 
     repository: str | None
     commit: str | None
-    tensors: int
-    bytes: int
-    scale_bias: int
+    tensors: Whole
+    bytes: Whole
+    scale_bias: Whole
     nonfinite: str
     shards: tuple[ShardInfo, ...]
 
@@ -64,10 +67,10 @@ class SourceInfo(_Strict, frozen=True, kw_only=True):
 class Coverage(_Strict, frozen=True, kw_only=True):
     """The fate of every source tensor, counted; ``names_blake3`` stands for the sorted names of the first three."""
 
-    packed: int
-    copied: int
-    dropped: int
-    omitted: int
+    packed: Whole
+    copied: Whole
+    dropped: Whole
+    omitted: Whole
     names_blake3: str
 
 
@@ -75,14 +78,14 @@ class Dropped(_Strict, frozen=True, kw_only=True):
     """A source tensor that a rule of the recipe leaves out."""
 
     name: str
-    rule: int
+    rule: Whole
 
 
 class Fitting(_Strict, frozen=True, kw_only=True):
     """How lossy codes were chosen: enough to repeat it."""
 
     method: str
-    seed: int
+    seed: Whole
     kernel: str
 
 
@@ -93,10 +96,10 @@ class ExpertsInfo(_Strict, frozen=True, kw_only=True):
     all records; ``tensors`` holds, by matrix, the source names with {layer} and {expert}.
     """
 
-    count: int
-    bytes: int
-    weights: int
-    shapes: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    count: Whole
+    bytes: Whole
+    weights: Whole
+    shapes: tuple[tuple[Whole, Whole], tuple[Whole, Whole], tuple[Whole, Whole]]
     tensors: dict[str, tuple[str, ...]]
 
 
@@ -107,14 +110,14 @@ class LayerInfo(_Strict, frozen=True, kw_only=True):
     source's ``source_experts`` that a rule leaves out.
     """
 
-    layer: int
+    layer: Whole
     file: str
-    bytes: int
-    records: int
-    experts: int
-    source_experts: int
-    dropped_experts: tuple[int, ...]
-    first_row: int
+    bytes: Whole
+    records: Whole
+    experts: Whole
+    source_experts: Whole
+    dropped_experts: tuple[Whole, ...]
+    first_row: Whole
     index_blake3: str
 
 
@@ -122,8 +125,8 @@ class IndexInfo(_Strict, frozen=True, kw_only=True):
     """``index.bin``."""
 
     file: str
-    bytes: int
-    rows: int
+    bytes: Whole
+    rows: Whole
     blake3: str
 
 
@@ -131,15 +134,15 @@ class Segment(_Strict, frozen=True, kw_only=True):
     """A page-aligned run of ``trunk.bin`` that the forward pass needs at one time."""
 
     name: str
-    offset: int
-    bytes: int
+    offset: Whole
+    bytes: Whole
 
 
 class TrunkInfo(_Strict, frozen=True, kw_only=True):
     """``trunk.bin``."""
 
     file: str
-    bytes: int
+    bytes: Whole
     segments: tuple[Segment, ...]
 
 
@@ -148,14 +151,14 @@ class TensorInfo(_Strict, frozen=True, kw_only=True):
 
     name: str
     role: str
-    layer: int | None
+    layer: Whole | None
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Whole, ...]
     codec: str
-    parameters: dict[str, int | str]
+    parameters: dict[str, Whole | str]
     scale_exponent: int
-    offset: int
-    bytes: int
+    offset: Whole
+    bytes: Whole
     blake3: str
     source_blake3: str
     rel_error: float
@@ -165,23 +168,23 @@ class AssetInfo(_Strict, frozen=True, kw_only=True):
     """One file that goes along unchanged; ``path`` is relative to the container."""
 
     path: str
-    bytes: int
+    bytes: Whole
     blake3: str
 
 
 class Partial(_Strict, frozen=True, kw_only=True):
     """What a partial container was limited to; ``experts`` is null when whole layers were packed."""
 
-    layers: tuple[int, ...]
-    experts: tuple[int, ...] | None
+    layers: tuple[Whole, ...]
+    experts: tuple[Whole, ...] | None
 
 
 class Manifest(_Strict, frozen=True, kw_only=True):
     """The whole manifest, without its seal."""
 
     format: str
-    format_version: int
-    format_revision: int
+    format_version: Whole
+    format_revision: Whole
     tool: Tool
     architecture: ArchitectureInfo
     source: SourceInfo

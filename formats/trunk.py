@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from formats import codecs
+from formats import codecs, dtypes
 from formats.codecs import group_int, raw
 from formats.errors import FormatError
 from formats.layout import Codec
 from formats.manifest import TensorInfo
+
+WEIGHT_DTYPES = ("F32", "F16", "BF16")  # those whose values are weights as they stand
 
 
 def parameter_fields(parameters: group_int.Parameters | raw.Parameters) -> dict[str, int | str]:
@@ -20,10 +22,19 @@ def tensor_codec(info: TensorInfo, *, where: str) -> tuple[Codec, group_int.Para
     """Codec and parameters of a tensor entry.
 
     Raises:
-        FormatError: an unknown codec, one that the trunk does not use, or parameters that its page does not allow.
+        FormatError: an unknown codec or dtype, a codec that the trunk does not use or that is not for this dtype, or
+            parameters that its page does not allow.
     """
     fields = info.parameters
+    dtypes.by_name(info.dtype, where=where)
     if info.codec == Codec.GROUP_INT.label:
+        if info.dtype not in WEIGHT_DTYPES:
+            raise FormatError(
+                "codec group_int is not for this dtype",
+                where=where,
+                expected=", ".join(WEIGHT_DTYPES),
+                found=info.dtype,
+            )
         if set(fields) != {"bits", "group"} or not all(type(value) is int for value in fields.values()):
             raise FormatError(
                 "codec parameters are malformed", where=where, expected="integers bits and group", found=fields

@@ -21,14 +21,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: without the program's name; those of the process by default.
     """
-    use_utf8()
-    intruder = find_intruder()
-    if intruder is not None:
-        sys.stderr.write(f"error: {intruder}\nhint: start moepack without PYTHONPATH, from another folder\n")
-        return 4
-    from packer.commands import run
+    try:
+        use_utf8()
+        intruder = find_intruder()
+        if intruder is not None:
+            sys.stderr.write(f"error: {intruder}\nhint: start moepack without PYTHONPATH, from another folder\n")
+            return 4
+        from packer.commands import run
 
-    return run(sys.argv[1:] if arguments is None else list(arguments))
+        return run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # while importing, mostly: later ones are met where there is more to say
+        sys.stderr.write("error: interrupted\n")
+        return 130
 
 
 def find_intruder() -> str | None:

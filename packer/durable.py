@@ -165,8 +165,13 @@ def read_back(path: Path, extents: Sequence[Extent], *, system: System = SYSTEM)
     return whole.digest()
 
 
-def file_digest(path: Path, *, system: System = SYSTEM) -> tuple[int, bytes]:
-    """Length and BLAKE3 of a file as it is on the device now; it must not be a link.
+def file_digest(path: Path, *, follow: bool = False, system: System = SYSTEM) -> tuple[int, bytes]:
+    """Length and BLAKE3 of a file as it is on the device now.
+
+    Args:
+        path: the file; a link is refused unless ``follow`` says that it may be one.
+        follow: for files of the source.
+        system: the system calls.
 
     Raises:
         EnvironmentProblem: it cannot be opened or read.
@@ -174,7 +179,7 @@ def file_digest(path: Path, *, system: System = SYSTEM) -> tuple[int, bytes]:
     hasher = blake3()
     position = 0
     with translated("read", path, system=system):
-        fd = system.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0)
+        fd = system.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0)
         try:
             with suppress(OSError):
                 system.drop_cache(fd, 0, 0)
@@ -248,8 +253,8 @@ def make_directory(path: Path, *, system: System = SYSTEM) -> None:
         try:
             system.mkdir(path, 0o755)
         except FileExistsError:
-            if not path.is_dir():
-                raise UsageError("not a directory", where=path) from None
+            if path.is_symlink() or not path.is_dir():
+                raise UsageError("not a directory of its own, or a link to one", where=path) from None
             return
     flush_directory(path.parent, system=system)
 

@@ -1,7 +1,7 @@
 """Looking into a container, one step at a time: the whole, a layer, an expert, a matrix.
 
-Each step reads what it shows and no more: the summary reads the manifest and the index, a layer its rows, an expert its
-header, a matrix its record. An unfinished pack is shown from its journal.
+Each step reads what it shows and no more: the summary reads the manifest and the index, a layer its rows, an expert and
+a matrix their record, which is proved. An unfinished pack is shown from its journal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from formats import codecs
 from formats.codecs import mxfp4, rvq
 from formats.container import Container, Record, expected_files, open_container
-from formats.errors import UsageError
+from formats.errors import IntegrityError, UsageError
 from formats.index import IndexRow
 from formats.layout import Matrix, SectionKind, record_name
 from formats.manifest import FILE_NAME, expert_tensor_names
+from formats.spelling import spelled
+from packer import durable
 from packer.inspect_views import (
     ExpertView,
     FileSize,
@@ -36,8 +38,9 @@ from packer.inspect_views import (
     Summary,
     Unfinished,
 )
-from packer.journal import FileDone, UnitDone, read_journal
+from packer.journal import FileDone, ShardSeen, UnitDone, read_journal
 from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.verify_bytes import check_record
 
 _CORNER_ROWS, _CORNER_COLS = 4, 8  # of the decoded values that are shown
 _SHOWN_SCALES = 8
@@ -65,6 +68,7 @@ def inspect_layer(path: Path | str, layer: int) -> LayerView:
         FormatError: damaged.
     """
     with open_container(path) as container:
+        _check_known(container, layer)
         info = container.layer(layer)
         return LayerView(
             layer,
@@ -78,14 +82,16 @@ def inspect_layer(path: Path | str, layer: int) -> LayerView:
 
 
 def inspect_expert(path: Path | str, layer: int, expert: int) -> ExpertView:
-    """The header of one record. Reads the layer's index rows and the header.
+    """The header of one record. Reads the layer's index rows and the record, and proves it, piece by piece.
 
     Raises:
         UsageError: the container does not hold that expert.
-        FormatError: damaged.
+        FormatError: damaged; the sections are named.
     """
     with open_container(path) as container:
+        _check_known(container, layer, expert)
         row = container.row(layer, expert)
+        _prove(container, row)
         header = container.header(layer, expert)
         matrices = tuple(
             MatrixLine(
@@ -134,7 +140,9 @@ def inspect_matrix(path: Path | str, layer: int, expert: int, matrix: str) -> Ma
         raise UsageError("no such matrix", expected="gate, up or down", found=repr(matrix))
     which = Matrix[matrix.upper()]
     with open_container(path) as container:
+        _check_known(container, layer, expert)
         row = container.row(layer, expert)
+        _prove(container, row)
         record = container.record(layer, expert)
         entry = record.header.matrices[which]
         values = record.matrix(which)
@@ -159,6 +167,37 @@ def inspect_matrix(path: Path | str, layer: int, expert: int, matrix: str) -> Ma
             int(np.count_nonzero(values == 0)),
             _codebooks(record, which),
         )
+
+
+def _check_known(container: Container, layer: int, expert: int | None = None) -> None:
+    """Refuse a layer or an expert that the container does not hold, and say which it does."""
+    layers = [info.layer for info in container.manifest.layers]
+    if layer not in layers:
+        raise UsageError(
+            "container holds no experts of this layer",
+            where=container.path,
+            expected=f"one of the layers {spelled(layers)}" if layers else "none, it holds no experts at all",
+            found=layer,
+        )
+    experts = [row.expert for row in container.rows(layer)]
+    if expert is not None and expert not in experts:
+        raise UsageError(
+            "container does not hold this expert",
+            where=container.path,
+            expected=f"one of the experts {spelled(experts)} in layer {layer}",
+            found=expert,
+        )
+
+
+def _prove(container: Container, row: IndexRow) -> None:
+    """Compare a record with its digest and refuse it, by section, if it differs."""
+    problems = check_record(container, row, deep=True, step=_uncounted)
+    if problems:
+        raise IntegrityError("; ".join(problem.what for problem in problems), where=problems[0].where)
+
+
+def _uncounted(count: int) -> None:
+    """Nobody asked how far it is."""
 
 
 def spread(errors: Sequence[float]) -> Spread:
@@ -220,14 +259,44 @@ def _unfinished(path: Path, journal: Path) -> Unfinished:
     done = {entry.name: entry.bytes for entry in contents.entries if isinstance(entry, FileDone)}
     records = [record for unit in units.values() for record in unit.records]
     present = [item for item in sorted(path.rglob("*")) if item.is_file() and not item.is_symlink()]
+    in_work = [item for item in present if item.name.endswith(durable.SUFFIX)]
+    identity = contents.identity
+    digests = {entry.name: entry.sha256 for entry in contents.entries if isinstance(entry, ShardSeen)}
+    planned = identity.get("records")
     return Unfinished(
-        identity=contents.identity,
+        identity=identity,
+        architecture=_table(identity, "architecture"),
+        source=_begun_source(identity, digests),
+        recipe=_table(identity, "recipe"),
+        records_planned=planned if type(planned) is int and planned >= 0 else None,
         units_done=len(units),
         records_done=len(records),
         files_done=tuple(FileSize(name, length) for name, length in done.items()),
-        files=tuple(FileSize(item.relative_to(path).as_posix(), item.stat().st_size) for item in present),
+        files=tuple(
+            FileSize(item.relative_to(path).as_posix(), item.stat().st_size) for item in present if item not in in_work
+        ),
+        files_in_work=tuple(item.relative_to(path).as_posix() for item in in_work),
         matrix_errors=spread([error for record in records for error in record.matrix_errors]),
     )
+
+
+def _table(document: dict[str, Any], key: str) -> dict[str, Any] | None:
+    """A member of a journal's identity; whoever wrote the journal may have left it out."""
+    value = document.get(key)
+    return value if isinstance(value, dict) else None
+
+
+def _begun_source(identity: dict[str, Any], digests: Mapping[str, str]) -> dict[str, Any] | None:
+    """The source as the manifest will state it, as far as the journal knows it."""
+    source = _table(identity, "source")
+    if source is None:
+        return None
+    shards = [
+        {"name": name, "bytes": shard.get("bytes"), "sha256": digests.get(name)}
+        for name, shard in (_table(source, "shards") or {}).items()
+        if isinstance(shard, dict)
+    ]
+    return {key: source.get(key) for key in ("repository", "commit", "tensors", "bytes")} | {"shards": shards}
 
 
 def _line(row: IndexRow) -> RecordLine:

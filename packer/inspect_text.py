@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
+from formats.codecs import rvq
+from formats.spelling import counted
 from packer.inspect_views import ExpertView, FileSize, LayerView, MatrixView, Spread, Summary, Unfinished
 from packer.output import Output, human_bytes, human_number
 
+_LINE = 400  # characters of a journal's strings that are shown
+_WELL_ABOVE = 1.05
 _BAR = " .:-=+*#%@"
 _BINS = 32
 
@@ -18,21 +23,22 @@ def show_summary(output: Output, container: Path, view: Summary | Unfinished) ->
     if isinstance(view, Unfinished):
         _show_unfinished(output, container, view)
         return
-    arch, source = view.architecture, view.source
+    source = view.source
     output.line(f"container     {view.container_id}")
     output.line(f"format        version {view.format_version}, written by {view.tool['name']} {view.tool['version']}")
-    output.line(
-        f"model         {arch['name']} ({arch['family']}), {arch['hidden_layers']} layers, width {arch['hidden_size']}"
-    )
+    output.line(f"model         {_model(view.architecture)}")
     output.line(f"source        {_source(source)}")
     output.line(f"recipe        {view.recipe.get('name')}: {view.recipe.get('summary') or '-'}")
-    output.line(
-        f"experts       {view.experts} in {view.layers} layers, {arch['experts_per_token']} a token,"
-        f" as {', '.join(f'{codec} ({count})' for codec, count in view.codecs.items()) or '-'}"
-    )
-    output.line(
-        f"record        up to {human_bytes(view.record_bytes)}, {human_number(view.bits_per_weight, 4)} bits a weight"
-    )
+    if view.experts:
+        output.line(
+            f"experts       {view.experts} in {counted(view.layers, 'layer')},"
+            f" {view.architecture['experts_per_token']} a token,"
+            f" as {', '.join(f'{codec} ({count})' for codec, count in view.codecs.items())}"
+        )
+        bits = bits_text(view.bits_per_weight, view.recipe, view.codecs)
+        output.line(f"record        up to {human_bytes(view.record_bytes)}, {bits}")
+    else:
+        output.line("experts       no experts in this container")
     if view.partial is not None:
         output.line(f"partial       {_selection(view.partial)}")
     coverage = view.coverage
@@ -40,8 +46,7 @@ def show_summary(output: Output, container: Path, view: Summary | Unfinished) ->
         f"tensors       {coverage['packed']} packed, {coverage['copied']} copied, {coverage['dropped']} dropped,"
         f" {coverage['omitted']} omitted"
     )
-    output.line(f"expert errors {spread_text(view.matrix_errors)}")
-    output.line(f"trunk errors  {spread_text(view.tensor_errors)}")
+    show_errors(output, view)
     rows = [
         ("experts", human_bytes(view.expert_bytes), _share(view.expert_bytes, view.container_bytes)),
         ("trunk", human_bytes(view.trunk_bytes), _share(view.trunk_bytes, view.container_bytes)),
@@ -69,14 +74,22 @@ def collapsed(files: Sequence[FileSize]) -> list[tuple[str, str]]:
 
 def _show_unfinished(output: Output, container: Path, view: Unfinished) -> None:
     output.line(f"unfinished    {container}")
-    for key, value in view.identity.items():
-        text = value.get("name", "...") if isinstance(value, dict) else value
-        output.line(f"  {key:<12}{str(text)[:200]}")
-    output.line(
-        f"durable       {view.units_done} units, {view.records_done} expert records, {len(view.files_done)} files"
-    )
-    output.line(f"expert errors {spread_text(view.matrix_errors)}")
-    output.table("", ("file", ">bytes"), [(file.name, human_bytes(file.bytes)) for file in view.files])
+    if view.architecture is not None:
+        output.line(f"model         {_model(view.architecture)}"[:_LINE])
+    if view.source is not None:
+        output.line(f"source        {_source(view.source)}"[:_LINE])
+    if view.recipe is not None:
+        output.line(f"recipe        {view.recipe.get('name')}: {view.recipe.get('summary') or '-'}"[:_LINE])
+    records = counted(view.records_done, "expert record")
+    if view.records_planned:
+        records = f"{view.records_done} of {counted(view.records_planned, 'expert record')}"
+        records += f" ({_share(view.records_done, view.records_planned)})"
+    files = counted(len(view.files_done), "file")
+    output.line(f"durable       {records}, {counted(view.units_done, 'unit')} of work, {files}")
+    if view.matrix_errors.count:
+        output.line(f"expert errors {spread_text(view.matrix_errors, 'matrices')}")
+    rows = [*collapsed(view.files), *((name, "in work") for name in view.files_in_work)]
+    output.table("", ("file", ">bytes"), rows)
     output.hint("give the same pack command again, it continues")
 
 
@@ -112,7 +125,7 @@ def show_expert(output: Output, view: ExpertView) -> None:
     output.line(f"blake3   {view.blake3}")
     output.table(
         "",
-        ("matrix", ">rows", ">columns", ">exponent", ">error", "source blake3", "source tensors"),
+        ("matrix", ">rows", ">columns", ">exponent", ">error", "source blake3"),
         [
             (
                 matrix.name,
@@ -121,11 +134,13 @@ def show_expert(output: Output, view: ExpertView) -> None:
                 matrix.scale_exponent,
                 human_number(matrix.rel_error, 4),
                 matrix.source_blake3[:16],
-                ", ".join(matrix.source_tensors),
             )
             for matrix in view.matrices
         ],
     )
+    for matrix in view.matrices:
+        for name in matrix.source_tensors:
+            output.line(f"{matrix.name:<6} from {name}")
     output.table(
         "",
         ("section", ">offset", ">bytes", "blake3"),
@@ -178,12 +193,21 @@ def histogram(counts: Sequence[int]) -> str:
     return "".join(_BAR[-(-count * (len(_BAR) - 1) // most)] for count in bins) if most else ""
 
 
+def _model(architecture: dict[str, Any]) -> str:
+    """A model in one line; of an unfinished pack any member may be absent."""
+    name, family, depth = (architecture.get(key) for key in ("name", "family", "hidden_layers"))
+    return f"{name} ({family}), {_counted(depth, 'layer')}, width {architecture.get('hidden_size')}"
+
+
 def _source(source: dict[str, Any]) -> str:
     name = source["repository"] or "local directory"
     commit = f" at {source['commit']}" if source["commit"] else ""
-    return (
-        f"{name}{commit}, {source['tensors']} tensors, {human_bytes(source['bytes'])}, {len(source['shards'])} shards"
-    )
+    size = human_bytes(source["bytes"]) if type(source["bytes"]) is int else "? bytes"
+    return f"{name}{commit}, {_counted(source['tensors'], 'tensor')}, {size}, {counted(len(source['shards']), 'shard')}"
+
+
+def _counted(count: object, noun: str) -> str:
+    return counted(count, noun) if type(count) is int else f"? {noun}s"
 
 
 def _selection(partial: dict[str, Any]) -> str:
@@ -193,16 +217,41 @@ def _selection(partial: dict[str, Any]) -> str:
     )
 
 
-def spread_text(spread: Spread) -> str:
-    """How errors are distributed, in one line."""
-    if not spread.count:
-        return "-"
+def show_errors(output: Output, view: Summary) -> None:
+    """The lines about the recorded errors; none where nothing was compared."""
+    if view.matrix_errors.count:
+        output.line(f"expert errors {spread_text(view.matrix_errors, 'matrices')}")
+    if view.tensor_errors.count:
+        output.line(f"trunk errors  {spread_text(view.tensor_errors, 'tensors')}")
+
+
+def spread_text(spread: Spread, what: str) -> str:
+    """How the errors of ``what`` are distributed, in one line."""
     numbers = (spread.min, spread.median, spread.p99, spread.max)
-    names = ("min", "median", "99 %", "max")
+    names = ("min", "median", "99th percentile", "max")
     return (
         ", ".join(f"{name} {human_number(value, 4)}" for name, value in zip(names, numbers, strict=True))
-        + f" ({spread.count})"
+        + f" (of {spread.count} {what})"
     )
+
+
+def bits_text(bits: float | None, recipe: dict[str, Any], codecs: Container[str]) -> str:
+    """Bits an expert weight takes; where they are well above what a recipe's codes alone take, why.
+
+    Args:
+        bits: measured; None without experts.
+        recipe: the resolved one, as JSON values.
+        codecs: those that experts are stored with.
+    """
+    text = f"{human_number(bits, 4)} bits a weight"
+    experts = recipe.get("experts")
+    if bits is None or not isinstance(experts, dict) or experts.get("codec") != "rvq" or "rvq" not in codecs:
+        return text
+    stages, entries = experts.get("stages"), experts.get("entries")
+    if type(stages) is not int or type(entries) is not int or entries < 1:
+        return text  # whoever wrote the manifest
+    codes = stages * math.log2(entries) / rvq.DIMENSION
+    return f"{text}, codebooks, scales and padding included" if bits > _WELL_ABOVE * codes else text
 
 
 def _share(part: int, whole: int) -> str:

@@ -82,27 +82,30 @@ class Unfinished:
     """An output whose pack has not ended: what was asked for, and how much of it is durable.
 
     The members that a finished container has and this has not yet are None.
+
+    Attributes:
+        identity: what the journal begins with, everything that decides the container's bytes.
+        architecture, source, recipe: as the manifest will state them; None where the journal does not say.
+        units_done, records_done, files_done: durable. records_planned: in all, None where the journal does not say.
+        files: what stands there, but for ``files_in_work``, whose lengths were set in advance and say nothing.
+        matrix_errors: relative errors of the expert matrices that are done.
     """
 
     identity: dict[str, Any]
+    architecture: dict[str, Any] | None
+    source: dict[str, Any] | None
+    recipe: dict[str, Any] | None
     units_done: int
     records_done: int
+    records_planned: int | None
     files_done: tuple[FileSize, ...]
     files: tuple[FileSize, ...]
+    files_in_work: tuple[str, ...]
     matrix_errors: Spread
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``inspect --json``, with every key that other programs read."""
-        nothing = (
-            "format_version",
-            "architecture",
-            "source",
-            "recipe",
-            "layers",
-            "experts",
-            "bits_per_weight",
-            "container_id",
-        )
+        nothing = ("format_version", "layers", "experts", "bits_per_weight", "container_id")
         return {**dict.fromkeys(nothing), "partial": None, "unfinished": True, **dataclasses.asdict(self)}
 
 

@@ -35,6 +35,8 @@ JOURNAL_VERSION = 1
 MAX_BYTES = 1 << 30  # K3 takes about 15 MB
 RESERVE_SUFFIX = ".reserve"
 RESERVE_BYTES = 1 << 20
+READ_BYTES = 1 << 20
+_SHOWN = 8  # differences listed in a message
 _RESTART = "use --restart to begin anew: finished files are checked, and kept or built again"
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -75,12 +77,16 @@ class UnitDone(_Strict, frozen=True, tag_field="kind", tag="unit"):
 
 
 class ShardSeen(_Strict, frozen=True, tag_field="kind", tag="shard"):
-    """A source shard as it was when it was hashed; ``mtime_ns`` tells cheaply whether it may have changed since."""
+    """A source shard as it was when it was hashed.
+
+    ``stamp`` (device, inode, times of modification and of change in ns) tells cheaply that it is still the same file:
+    times of modification can be copied along with other contents, the time of change cannot.
+    """
 
     name: Name
     bytes: Count
     sha256: Digest
-    mtime_ns: int
+    stamp: tuple[int, int, int, int]
 
 
 class FileBegun(_Strict, frozen=True, tag_field="kind", tag="begun"):
@@ -191,7 +197,7 @@ def open_or_create(path: Path, identity: Mapping[str, Any], *, system: System = 
         system: the system calls.
 
     Raises:
-        UsageError: the journal has another identity; every difference is listed.
+        UsageError: the journal has another identity; the first differences are listed, the recipe's name before all.
         FormatError: the journal is damaged before its last line, or is no journal.
         EnvironmentProblem: it cannot be read or written.
     """
@@ -280,8 +286,10 @@ def _read_all(path: Path, system: System) -> bytes:
                     "journal is too long", where=path, expected=f"at most {MAX_BYTES}", found=found.st_size
                 )
             data = bytearray()
-            while piece := read_some(fd, MAX_BYTES + 1 - len(data), len(data), system=system):
+            while piece := read_some(fd, READ_BYTES, len(data), system=system):
                 data += piece
+                if len(data) > MAX_BYTES:
+                    raise FormatError("journal grew while it was read", where=path)
             return bytes(data)
         finally:
             system.close(fd)
@@ -357,8 +365,10 @@ def _compare(journal: dict[str, Any], now: dict[str, Any], path: Path) -> None:
         if before.get(key) != after.get(key)
     ]
     if differences:
+        differences.sort(key=lambda text: not text.startswith("recipe.name "))  # another recipe explains the rest
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise UsageError(
-            "settings differ from those that this output was begun with: " + "; ".join(differences),
+            "settings differ from those that this output was begun with: " + "; ".join(differences[:_SHOWN]) + more,
             where=path,
             hint="use the same settings or another output, or --restart to begin anew",
         )

@@ -7,12 +7,14 @@ string is ever read as markup. The functions that compute results know nothing o
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -26,7 +28,7 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 # Categories that a terminal acts on instead of showing: controls, format marks (bidirectional ones among them),
 # lone surrogates, private use, unassigned, line and paragraph separators.
 _UNSHOWABLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-_WIDE = 100_000  # columns when nobody watches: a log must not be folded
+_WIDE = 100_000  # columns: a terminal folds long lines by itself, and a log must not be folded
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Output:
             table.add_column(Text(column.removeprefix(">")), justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(escape(str(cell))) for cell in row))
-        self._console(self.stdout).print(table)
+        for line in self._rendered(self.stdout, table).splitlines():
+            self.stdout.write(line.rstrip() + "\n")
         self.stdout.flush()
 
     def note(self, text: str) -> None:
@@ -88,24 +91,34 @@ class Output:
 
     def failure(self, text: str) -> None:
         """An error line; ``--quiet`` does not drop it."""
-        self._console(self.stderr).print(Text.assemble(("error:", "bold red"), " " + escape(text)), soft_wrap=True)
-        self.stderr.flush()
+        self._to_stderr(self._rendered(self.stderr, Text.assemble(("error:", "bold red"), " " + escape(text))))
 
     def _error_line(self, text: str) -> None:
-        self.stderr.write(escape(text) + "\n")
-        self.stderr.flush()
+        self._to_stderr(escape(text) + "\n")
 
-    def _console(self, stream: TextIO) -> Console:
-        terminal = is_terminal(stream)
-        return Console(
-            file=stream,
-            force_terminal=terminal,
+    def _to_stderr(self, text: str) -> None:
+        """Write what is no result; where it cannot be written, there is nobody to tell, and the work goes on."""
+        with suppress(OSError):
+            self.stderr.write(text)
+            self.stderr.flush()
+
+    def _rendered(self, stream: TextIO, what: Table | Text) -> str:
+        """``what`` as it is to be written to ``stream``. Nothing is folded: a name in two pieces cannot be copied.
+
+        The stream itself is not handed over: where it is a closed pipe, the console would end the process.
+        """
+        console = Console(
+            file=io.StringIO(),
+            force_terminal=is_terminal(stream),
             no_color=not self.color,
-            width=None if terminal else _WIDE,
+            width=_WIDE,
             markup=False,
             emoji=False,
             highlight=False,
         )
+        with console.capture() as capture:
+            console.print(what, soft_wrap=isinstance(what, Text))
+        return capture.get()
 
 
 def make_output(*, json: bool = False, quiet: bool = False, verbose: bool = False, color: bool = True) -> Output:

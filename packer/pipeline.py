@@ -23,10 +23,10 @@ from formats.container import open_container
 from formats.errors import FormatError, Interrupted, UsageError
 from formats.families import Model
 from formats.index import pack_index
-from formats.manifest import ASSETS_DIR, FILE_NAME, TRUNK_NAME, decode, encode
+from formats.manifest import ASSETS_DIR, FILE_NAME, TRUNK_NAME, Manifest, decode, encode
 from packer import assemble, durable
 from packer.durable import Extent, Output
-from packer.journal import Entry, FileBegun, FileDone, FileIntent, Journal, open_or_create
+from packer.journal import Entry, FileBegun, FileDone, FileIntent, Journal, ShardSeen, open_or_create
 from packer.limits import OverLimit, over_limits
 from packer.lock import exclusive
 from packer.outcome import Outcome, read_outcome
@@ -36,8 +36,10 @@ from packer.preflight import (
     LOCK_NAME,
     WORK_DIR,
     check_output,
+    check_same_source,
     check_space,
     finished,
+    inside,
     remove_work_dir,
     reset,
 )
@@ -119,14 +121,21 @@ def pack(
         Interrupted: ``stop`` was set; the same call continues.
     """
     check_output(checkpoint.directory, out)
-    if finished(out, plan):
+    stop = stop or threading.Event()
+    manifest = finished(out, plan)
+    if manifest is not None:
+        hashes = _hash_all(checkpoint, manifest, jobs, progress or _silent, stop)
+        check_same_source(checkpoint.directory, manifest, hashes)
         remove_work_dir(out, system=system)  # a run that was killed after its last rename leaves it
         return _result(out, plan, resumed=0, complete=True)
+    if not restart:
+        check_space(out, plan, system=system)  # before anything is written
     for directory in (out, out / WORK_DIR):
         durable.make_directory(directory, system=system)
     with exclusive(out / WORK_DIR / LOCK_NAME, system=system), ExitStack() as stack:
         if restart:
             reset(out, plan, system=system)
+            check_space(out, plan, system=system)
         journal = open_or_create(out / WORK_DIR / JOURNAL_NAME, dict(plan.identity), system=system)
         stack.callback(journal.close)
         # One thread a job: sums of BLAS depend on how many threads share them.
@@ -139,7 +148,7 @@ def pack(
             journal,
             read_outcome(journal.entries, plan),
             progress or _silent,
-            stop or threading.Event(),
+            stop,
             threading.Event(),
             executor or stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="pack")),
             jobs,
@@ -153,6 +162,21 @@ def pack(
 
 def _silent(progress: Progress) -> None:
     """Nobody asked."""
+
+
+def _hash_all(
+    checkpoint: Checkpoint, manifest: Manifest, jobs: int, report: Report, stop: threading.Event
+) -> list[ShardSeen]:
+    """The digests of all shards that a finished container names, as they are now."""
+    total = sum(shard.bytes for shard in manifest.source.shards)
+    done: list[ShardSeen] = []
+    with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
+        for seen in pool.map(
+            lambda shard: hash_shard(checkpoint.directory, shard.name, stop=stop), manifest.source.shards
+        ):
+            done.append(seen)
+            report(Progress(sum(item.bytes for item in done), total, f"comparing {seen.name}"))
+    return done
 
 
 def _result(out: Path, plan: Plan, *, resumed: int, complete: bool) -> PackResult:
@@ -172,12 +196,12 @@ def _result(out: Path, plan: Plan, *, resumed: int, complete: bool) -> PackResul
 def _run(job: _Job) -> None:
     """All steps under the lock."""
     _check_files(job)
-    check_space(job.out, job.plan, system=job.system)
     for seen in changed_shards(job.checkpoint, job.outcome.shards, stop=job.stop):
         job.journal.append(seen)
     for name in job.plan.unit_files:
         if name not in job.outcome.files:
             _pack_file(job, name)
+    _run_tasks(job, _hash_tasks(job, job.plan.shard_lengths))  # those that hold nothing but dropped tensors
     for asset in job.plan.draft.assets:
         if asset.path not in job.outcome.files:
             _copy_asset(job, asset.path, asset.bytes)
@@ -187,7 +211,7 @@ def _run(job: _Job) -> None:
 def _check_files(job: _Job) -> None:
     """Keep what stands on the disk as the journal says; forget the rest, so that it is made again."""
     for name, (length, digest) in list(job.outcome.files.items()):
-        path = job.out / name
+        path = inside(job.out, name)
         job.tell(f"checking {name}")
         if not path.is_file() or path.is_symlink():
             job.outcome.forget(job.plan, name, keep_units=name in job.outcome.intents)
@@ -209,40 +233,61 @@ def _pack_file(job: _Job, name: str) -> None:
     length = job.plan.file_bytes(name)
     if path.parent != job.out:
         durable.make_directory(path.parent, system=job.system)
-    output = durable.reopen(path, system=job.system)
-    if output is not None and os.fstat(output.fd).st_size != length:
-        durable.abandon(output, system=job.system)
-        output = None
-    if output is None:
-        job.outcome.forget(job.plan, name)
-        output = durable.create(path, system=job.system)
-        durable.set_length(output, length, system=job.system)
-        if name == TRUNK_NAME:
-            durable.write_at(output, 0, layout.pack_trunk_header(length), system=job.system)
-        durable.flush(output, system=job.system)
-        job.journal.append(FileBegun(name))
+    output = _continued(job, name, length) or _begun(job, name, length)
     try:
-        _run_units(job, name, output)
+        tasks = _hash_tasks(job, shards_of(job.checkpoint, job.model, job.plan, name))
+        tasks += [
+            (unit.label, _unit_task(job, unit, output))
+            for unit in job.plan.units_of(name)
+            if unit.name not in job.outcome.units
+        ]
+        job.tell(name)
+        _run_tasks(job, tasks)
     finally:
         durable.close(output, system=job.system)  # kept: what is journalled is durable in it
     _publish(job, name)
 
 
-def _run_units(job: _Job, name: str, output: Output) -> None:
-    """Hash the shards that a file is made from, and encode its units, ``jobs`` at a time."""
-    tasks: list[tuple[str, Callable[[], Entry]]] = [
-        (shard, _hash_task(job, shard))
-        for shard in shards_of(job.checkpoint, job.model, job.plan, name)
-        if shard not in job.outcome.shards
-    ]
-    tasks += [
-        (unit.label, _unit_task(job, unit, output))
-        for unit in job.plan.units_of(name)
-        if unit.name not in job.outcome.units
-    ]
-    tasks.reverse()
+def _continued(job: _Job, name: str, length: int) -> Output | None:
+    """The temporary of an earlier run, if this journal made it and it is whole; any other is deleted."""
+    path = job.out / name
+    if name not in job.outcome.begun:
+        durable.discard(path, system=job.system)
+        return None
+    output = durable.reopen(path, system=job.system)
+    if output is not None and os.fstat(output.fd).st_size != length:
+        durable.abandon(output, system=job.system)
+        return None
+    return output
+
+
+def _begun(job: _Job, name: str, length: int) -> Output:
+    """A new temporary; it counts only once the journal knows it."""
+    output = durable.create(job.out / name, system=job.system)
+    try:
+        durable.set_length(output, length, system=job.system)
+        if name == TRUNK_NAME:
+            durable.write_at(output, 0, layout.pack_trunk_header(length), system=job.system)
+        durable.flush(output, system=job.system)
+        entry = FileBegun(name)
+        job.journal.append(entry)
+    except WriteLost:
+        raise  # the flush that failed has deleted it
+    except BaseException:
+        durable.abandon(output, system=job.system)
+        raise
+    job.outcome.apply(job.plan, entry)
+    return output
+
+
+def _hash_tasks(job: _Job, shards: Iterable[str]) -> list[tuple[str, Callable[[], Entry]]]:
+    return [(shard, _hash_task(job, shard)) for shard in shards if shard not in job.outcome.shards]
+
+
+def _run_tasks(job: _Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
+    """Run labelled tasks, ``jobs`` at a time and in order, and journal what each brings."""
+    tasks = tasks[::-1]
     running: dict[Future[Entry], str] = {}
-    job.tell(name)
     try:
         while tasks or running:
             while tasks and len(running) < job.jobs:
@@ -277,11 +322,11 @@ def _publish(job: _Job, name: str) -> None:
     temporary = durable.temporary_path(path)
     extents = [Extent(start, length, digest) for start, length, digest in job.outcome.extents(job.plan, name)]
     try:
-        durable.read_back(temporary, extents, system=job.system)
-        length, digest = durable.file_digest(temporary, system=job.system)
+        digest = durable.read_back(temporary, extents, system=job.system)
     except WriteLost:
         durable.discard(path, system=job.system)
         raise
+    length = job.plan.file_bytes(name)
     job.journal.append(FileIntent(name, length, digest.hex()))
     durable.publish(path, system=job.system)
     job.journal.append(FileDone(name, length, digest.hex()))

@@ -17,7 +17,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import EnvironmentProblem
 from formats.families import Model
 from formats.layout import Codec
-from formats.manifest import TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
+from formats.manifest import BLANK_DIGEST, TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
 from formats.spelling import spelled
 from packer.assemble import draft_manifest
 from packer.estimate import journal_bytes, memory_of, seconds_of
@@ -57,7 +57,7 @@ def make_plan(
     """Plan a container.
 
     Args:
-        checkpoint: the source; without shard headers the plan is still exact but for the digits of shard lengths.
+        checkpoint: the source; shard headers are not needed, the configuration gives the same lengths.
         model: what ``formats.families.bind`` made of it.
         recipe: any; it is checked against the model.
         selection: layers and experts to pack, or None for all.
@@ -91,7 +91,7 @@ def make_plan(
         segments=trunk.segments,
         dropped=trunk.dropped,
         partial=_partial(selection, model),
-        shards=_shards(checkpoint, model, layers, trunk),
+        shards=_shards(checkpoint, model, selection, layers, trunk),
         assets=_assets(checkpoint),
         fitting=fitting,
         repository=repository,
@@ -112,7 +112,6 @@ def make_plan(
         notes=tuple(_notes(checkpoint, draft, trunk, note if layers else None)),
         memory=memory_of(model, layers, trunk.segments),
         jobs=jobs,
-        exact=checkpoint.has_headers,
         manifest_bytes=planned_bytes(draft),
         journal_bytes=journal_bytes(identity, len(units), draft),
         work_seconds=seconds_of(model, layers, trunk.segments),
@@ -164,34 +163,23 @@ def _partial(selection: Selection | None, model: Model) -> Partial | None:
 
 
 def _shards(
-    checkpoint: Checkpoint, model: Model, layers: Sequence[LayerPlan], trunk: TrunkPlan
+    checkpoint: Checkpoint, model: Model, selection: Selection | None, layers: Sequence[LayerPlan], trunk: TrunkPlan
 ) -> list[tuple[str, int]]:
-    """(name, bytes) of the shards that hold something to pack, by name."""
-    needed = {tensor.shard for segment in trunk.segments for tensor in segment.tensors}
-    templates = [template for names in model.expert_templates.values() for template in names]
-    for layer in layers:
-        of_layer = [template.replace("{layer}", str(layer.layer)) for template in templates]
-        for record in layer.records:
-            expert = str(record.source_expert)
-            needed.update(checkpoint.weight_map[template.replace("{expert}", expert)] for template in of_layer)
-    if checkpoint.has_headers:
-        return [(shard.name, shard.bytes) for shard in checkpoint.shards if shard.name in needed]
-    return sorted((name, length) for name, length in _estimated_shards(checkpoint, model).items() if name in needed)
+    """(name, bytes) of the shards that the container is made from, by name: all of them unless it is partial.
 
-
-def _estimated_shards(checkpoint: Checkpoint, model: Model) -> dict[str, int]:
-    """Tensor bytes a shard, from the configuration: what a shard has at least. Its header adds less than 1 %."""
-    lengths = {tensor.name: tensor.bytes for tensor in model.trunk}
-    for layer in model.architecture.moe_layers:
-        for tensors in model.expert_tensors.values():
-            for tensor in tensors:
-                of_layer = tensor.template.replace("{layer}", str(layer))
-                for expert in range(model.architecture.experts):
-                    lengths[of_layer.replace("{expert}", str(expert))] = tensor.bytes
-    shards: dict[str, int] = {}
-    for name, shard in checkpoint.weight_map.items():
-        shards[shard] = shards.get(shard, 0) + lengths[name]
-    return shards
+    Without headers their lengths are not known and stand as 0; the length of the manifest does not depend on them.
+    """
+    if selection is None:
+        needed = set(checkpoint.weight_map.values())
+    else:
+        needed = {tensor.shard for segment in trunk.segments for tensor in segment.tensors}
+        templates = [template for names in model.expert_templates.values() for template in names]
+        for layer in layers:
+            of_layer = [template.replace("{layer}", str(layer.layer)) for template in templates]
+            for expert in (str(record.source_expert) for record in layer.records):
+                needed.update(checkpoint.weight_map[template.replace("{expert}", expert)] for template in of_layer)
+    lengths = {shard.name: shard.bytes for shard in checkpoint.shards}
+    return [(name, lengths.get(name, 0)) for name in sorted(needed, key=str.encode)]
 
 
 def _assets(checkpoint: Checkpoint) -> list[tuple[str, int]]:
@@ -211,16 +199,26 @@ def _identity(checkpoint: Checkpoint, draft: Manifest) -> dict[str, Any]:
         "recipe": draft.recipe,
         "fitting": msgspec.to_builtins(draft.fitting),
         "selection": msgspec.to_builtins(draft.partial),
+        "architecture": _json(draft.architecture),
+        "records": draft.experts.count,
         "source": {
             "repository": source.repository,
             "commit": source.commit,
+            "tensors": source.tensors,
+            "bytes": source.bytes,
             "config": blake3(checkpoint.config_bytes).hexdigest(),
             "shards": {
-                shard.name: {"bytes": shard.bytes, "header": headers.get(shard.name)} for shard in source.shards
+                shard.name: {"bytes": shard.bytes, "header": headers.get(shard.name, BLANK_DIGEST)}
+                for shard in source.shards
             },
             "assets": {asset.path: asset.bytes for asset in draft.assets},
         },
     }
+
+
+def _json(value: Any) -> Any:
+    """A struct as the journal gives it back, lists included."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _notes(checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: str | None) -> Iterator[str]:
@@ -235,7 +233,7 @@ def _notes(checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: 
     if checkpoint.ignored:
         yield f"ignored beside the weights, {_count(checkpoint.ignored, 'file')}: {_some(checkpoint.ignored)}"
     if not checkpoint.has_headers:
-        yield "no shard is here: shapes come from the configuration, lengths of shards in the manifest are estimates"
+        yield "no shard is here: shapes come from the configuration, and assets are those that are here"
 
 
 def _some(names: Sequence[str]) -> str:

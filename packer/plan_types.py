@@ -15,14 +15,17 @@ from typing import Any
 import msgspec
 
 from formats.codecs import Parameters
+from formats.container import expected_files
 from formats.errors import UsageError
-from formats.manifest import TRUNK_NAME, Dropped, Manifest, bank_name
+from formats.manifest import FILE_NAME, TRUNK_NAME, Dropped, Manifest, bank_name
 from packer.estimate import TIME_BASIS, Memory
 from packer.layout_plan import LayerPlan, RecordPlan, SegmentPlan, TensorPlan
 from packer.recipe import Recipe, plain
 from packer.selection import Selection
 
 MAX_JOBS = 1024
+BLOCK_BYTES = 4096  # of a file system
+OTHER_NAMES = 12  # manifest, index, trunk, journal, reserve, lock, temporaries, and the four directories
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,6 @@ class Plan:
         notes: what people should be told.
         memory: upper bound of memory, by jobs.
         jobs: units that run at a time.
-        exact: False if the shards are not there: their lengths, which the manifest repeats, are estimates then.
         manifest_bytes: length of the manifest.
         journal_bytes: upper bound of the journal and its reserve; they are deleted when the container is complete.
         work_seconds: estimate of the processor time of all units together.
@@ -84,10 +86,11 @@ class Plan:
     notes: tuple[str, ...]
     memory: Memory
     jobs: int
-    exact: bool
     manifest_bytes: int
     journal_bytes: int
     work_seconds: float
+    file_lengths: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    shard_lengths: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _layers: Mapping[int, LayerPlan] = field(init=False, repr=False, compare=False)
     _segments: Mapping[str, SegmentPlan] = field(init=False, repr=False, compare=False)
     _units: Mapping[str, Unit] = field(init=False, repr=False, compare=False)
@@ -98,6 +101,11 @@ class Plan:
         for unit in self.units:
             by_file.setdefault(unit.file, []).append(unit)
         set_field = object.__setattr__  # derived tables of a frozen object
+        lengths = expected_files(self.draft) | {FILE_NAME: self.manifest_bytes}
+        set_field(self, "file_lengths", MappingProxyType(lengths))
+        set_field(
+            self, "shard_lengths", MappingProxyType({shard.name: shard.bytes for shard in self.draft.source.shards})
+        )
         set_field(self, "_layers", MappingProxyType({item.layer: item for item in self.layers}))
         set_field(self, "_segments", MappingProxyType({item.name: item for item in self.segments}))
         set_field(self, "_units", MappingProxyType({unit.name: unit for unit in self.units}))
@@ -149,11 +157,14 @@ class Plan:
     def peak_disk_bytes(self) -> int:
         """What the output's file system must hold at the fullest moment.
 
-        The container, the journal with its reserve, and once more the largest of the files that are replaced whole
-        when a pack is repeated. Banks and the trunk are written once, under a temporary name.
+        The container, the journal with its reserve, once more the largest of the files that are replaced whole when a
+        pack is repeated, and a block for the last, partly filled one of each file and for each directory. Banks and
+        the trunk are written once, under a temporary name.
         """
-        replaced = [self.draft.index.bytes, self.manifest_bytes, *(asset.bytes for asset in self.draft.assets)]
-        return self.container_bytes + self.journal_bytes + max(replaced)
+        assets = self.draft.assets
+        replaced = [self.draft.index.bytes, self.manifest_bytes, *(asset.bytes for asset in assets)]
+        blocks = BLOCK_BYTES * (len(self.layers) + 2 * len(assets) + OTHER_NAMES)
+        return self.container_bytes + self.journal_bytes + max(replaced) + blocks
 
     @property
     def estimated_seconds(self) -> float:
@@ -166,10 +177,8 @@ class Plan:
         return (*(bank_name(layer.layer) for layer in self.layers), TRUNK_NAME)
 
     def file_bytes(self, name: str) -> int:
-        """The length of one of :attr:`unit_files`."""
-        if name == TRUNK_NAME:
-            return self.trunk_bytes
-        return next(layer.bytes for layer in self.layers if bank_name(layer.layer) == name)
+        """The length of one of the container's files."""
+        return self.file_lengths[name]
 
     def units_of(self, name: str) -> tuple[Unit, ...]:
         """The units of one file, in order."""
@@ -216,7 +225,6 @@ class Plan:
             "bits_per_weight": self.bits_per_weight,
             "peak_memory_bytes": self.peak_memory_bytes,
             "peak_disk_bytes": self.peak_disk_bytes,
-            "exact": self.exact,
             "jobs": self.jobs,
             "estimated_seconds": round(self.estimated_seconds, 1),
             "estimate_basis": TIME_BASIS,

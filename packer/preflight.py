@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from formats.container import expected_files, open_container
+from formats.container import open_container
 from formats.errors import EnvironmentProblem, MoepackError, UsageError
-from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME
+from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
 from packer import durable
 from packer.assemble import blank_manifest
-from packer.journal import remove_journal
+from packer.journal import ShardSeen, remove_journal, reserve_path
+from packer.lock import exclusive
 from packer.plan import Plan
 from packer.system import SYSTEM, System, translated
 
 WORK_DIR = ".packing"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
-RESERVE_BYTES = 4 << 20  # the journal with its reserve, directories, rounding to blocks
 
 
 def check_output(source: Path, out: Path) -> None:
@@ -40,6 +41,8 @@ def check_output(source: Path, out: Path) -> None:
         raise UsageError("output is the source or lies inside it", where=out, hint="choose a place outside of it")
     if out.exists() and _identity(out) in [_identity(item) for item in source.resolve().parents]:
         raise UsageError("output contains the source", where=out, hint="choose a place of its own")
+    if (out / WORK_DIR).is_symlink():
+        raise UsageError("a link stands in the output", where=out / WORK_DIR, hint="remove it")
     if out.exists() and not (out / FILE_NAME).exists() and not (out / WORK_DIR).is_dir():
         others = sorted(path.name for path in out.iterdir())
         if others:
@@ -51,8 +54,23 @@ def check_output(source: Path, out: Path) -> None:
             )
 
 
-def finished(out: Path, plan: Plan) -> str | None:
-    """The container id if ``out`` is already the container that ``plan`` describes; None if it has to be made.
+def inside(out: Path, name: str) -> Path:
+    """The path of one of the container's files, after making sure that no folder on the way is a link.
+
+    Raises:
+        UsageError: a link stands in the output; what lies behind it is not ours.
+    """
+    path = out / name
+    for parent in path.relative_to(out).parents:
+        if (out / parent).is_symlink() and out / parent != out:
+            raise UsageError("a link stands in the output", where=out / parent, hint="remove it")
+    return path
+
+
+def finished(out: Path, plan: Plan) -> Manifest | None:
+    """The manifest if ``out`` is already a container as ``plan`` describes it; None if it has to be made.
+
+    Digests are not compared: see :func:`check_same_source`.
 
     Raises:
         UsageError: a finished container of another plan stands there; it is never overwritten.
@@ -61,43 +79,80 @@ def finished(out: Path, plan: Plan) -> str | None:
         return None
     try:
         with open_container(out) as container:
-            same = blank_manifest(container.manifest) == blank_manifest(plan.draft)
-            container_id = container.container_id
+            manifest = container.manifest
     except MoepackError as error:
         raise UsageError(
             f"output holds a container that cannot be read: {error.line()}",
             where=out,
             hint="remove it, or choose another output",
         ) from None
-    if not same:
+    if blank_manifest(manifest) != blank_manifest(plan.draft):
         raise UsageError(
             "output holds a finished container of another source, recipe or version",
             where=out,
             hint="remove it, or choose another output",
         )
-    return container_id
+    return manifest
+
+
+def check_same_source(directory: Path, manifest: Manifest, hashes: Iterable[ShardSeen]) -> None:
+    """Insist that a finished container was made from these very files.
+
+    Args:
+        directory: the source.
+        manifest: of the container.
+        hashes: of the source's shards as they are now, in the order of the manifest.
+
+    Raises:
+        UsageError: a shard or an asset has other bytes.
+    """
+    for shard, found in zip(manifest.source.shards, hashes, strict=True):
+        if found.sha256 != shard.sha256:
+            raise _another_source(shard.name, shard.sha256, found.sha256)
+    for asset in manifest.assets:
+        path = directory / asset.path.removeprefix(f"{ASSETS_DIR}/")
+        _, digest = durable.file_digest(path, follow=True)
+        if digest.hex() != asset.blake3:
+            raise _another_source(path.name, asset.blake3, digest.hex())
+
+
+def _another_source(name: str, expected: str, found: str) -> UsageError:
+    return UsageError(
+        "output holds a finished container of another source",
+        where=name,
+        expected=expected,
+        found=found,
+        hint="remove it, or choose another output",
+    )
 
 
 def check_space(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:
-    """Compare what is still to be allocated with what is available to this user.
+    """Compare what is still to be allocated with what is available to this user; writes nothing.
 
-    Blocks that an earlier run already holds, in finished files or set aside in temporaries, are not needed again.
+    What the plan states as the fullest moment counts. Blocks that an earlier run already holds, in finished files, set
+    aside in temporaries, or in its work folder, are not needed again.
+
+    Args:
+        out: the output; it need not exist, its parent must.
 
     Raises:
         EnvironmentProblem: too little, with both numbers.
     """
     held = 0
-    for name, length in (expected_files(plan.draft) | {FILE_NAME: plan.manifest_bytes}).items():
+    for name, length in plan.file_lengths.items():
         for path in (out / name, durable.temporary_path(out / name)):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 held += min(path.lstat().st_blocks * 512, length)
-    needed = max(0, plan.container_bytes - held) + RESERVE_BYTES
-    with translated("ask for the free space of", out, system=system):
-        available = system.available(out)
+    if (out / WORK_DIR).is_dir():
+        held += sum(path.lstat().st_blocks * 512 for path in (out / WORK_DIR).iterdir())
+    needed = max(0, plan.peak_disk_bytes - held)
+    place = out if out.is_dir() else out.absolute().parent
+    with translated("ask for the free space of", place, system=system):
+        available = system.available(place)
     if available < needed:
         raise EnvironmentProblem(
             "not enough space",
-            where=out,
+            where=place,
             expected=f"{needed} bytes",
             found=f"{available} bytes available",
             hint="make room, then give the same command again",
@@ -108,10 +163,10 @@ def reset(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:
     """Forget an unfinished pack: its journal and every file that such a pack makes, and nothing else."""
     names = [*plan.unit_files, *(asset.path for asset in plan.draft.assets), plan.draft.index.file]
     for folder in (out / EXPERTS_DIR, out / ASSETS_DIR):
-        if folder.is_dir():
+        if inside(out, f"{folder.name}/any").parent.is_dir():
             names += [str(path.relative_to(out)) for path in folder.glob("layer-*.bank*")]
     for name in names:
-        for path in (out / name, durable.temporary_path(out / name)):
+        for path in (inside(out, name), durable.temporary_path(out / name)):
             if os.path.lexists(path):
                 with translated("delete", path, system=system):
                     system.unlink(path)
@@ -119,13 +174,21 @@ def reset(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:
 
 
 def remove_work_dir(out: Path, *, system: System = SYSTEM) -> None:
-    """Delete the work folder of a finished pack, if it holds nothing unknown."""
+    """Delete the work folder of a finished pack with all that a pack keeps there, whatever moment it ended at.
+
+    Raises:
+        EnvironmentProblem: another process still works there, or the folder holds something that no pack made.
+    """
     folder = out / WORK_DIR
-    if folder.is_dir():
+    if not folder.is_dir():
+        return
+    with exclusive(folder / LOCK_NAME, system=system):
+        for path in (folder / JOURNAL_NAME, reserve_path(folder / JOURNAL_NAME)):
+            durable.discard(path, system=system)
         remove_journal(folder / JOURNAL_NAME, system=system)
-        with translated("delete", folder, system=system):
-            folder.rmdir()
-        durable.flush_directory(out, system=system)
+    with translated("delete", folder, system=system):
+        folder.rmdir()
+    durable.flush_directory(out, system=system)
 
 
 def _identity(path: Path) -> tuple[int, int]:

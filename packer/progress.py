@@ -53,14 +53,12 @@ class ProgressLine:
             self._task = self._bar.add_task(title, total=None)
 
     def __enter__(self) -> ProgressLine:
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._first is not None:
             self._bar.stop()
 
     def __call__(self, progress: Progress) -> None:
@@ -69,6 +67,7 @@ class ProgressLine:
             return
         with self._lock:
             now = self._clock()
+            begins = self._first is None
             if self._first is None:
                 self._first = (now, progress.done_bytes)
             if self._bar is not None:
@@ -76,6 +75,8 @@ class ProgressLine:
                 self._bar.update(
                     self._task, description=text[:60], total=progress.total_bytes, completed=progress.done_bytes
                 )
+                if begins:  # not before: there would be no total to show
+                    self._bar.start()
             elif now - self._last_line >= HEARTBEAT_SECONDS:
                 self._last_line = now
                 self._output.note(

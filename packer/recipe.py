@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from formats.errors import UsageError
-from packer.recipe_settings import override, usual_limit
+from packer.recipe_settings import moved_limits, override, usual_limit
 from packer.recipe_types import (
     DropRule,
     ExpertCodec,
@@ -52,6 +52,7 @@ __all__ = [
     "choose_rule",
     "default_recipe",
     "load_recipe",
+    "moved_limits",
     "override",
     "plain",
     "recipe_from_builtins",
@@ -89,9 +90,12 @@ def load_recipe(name_or_path: str) -> Recipe:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "no such recipe"
+        a_path = "/" in name_or_path or name_or_path.endswith(".toml")
+        what = "no such recipe file" if a_path else "no recipe of that name"
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            what = f"cannot read the recipe: {error.strerror}"
         raise UsageError(
-            f"cannot read the recipe: {reason}",
+            what,
             where=name_or_path,
             hint=f"give the path of a TOML file, or one of {', '.join(bundled_recipes())}",
         ) from None

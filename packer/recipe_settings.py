@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from formats.errors import UsageError
-from packer.recipe_types import Recipe, plain, recipe_from_builtins
+from formats.spelling import counted
+from packer.recipe_types import MAX_SUMMARY, Recipe, plain, recipe_from_builtins
+
+_SHOWN = 6  # changed keys that a summary names
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
@@ -23,7 +27,8 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
     * another ``codec`` starts its table anew, with that codec's defaults and none of the old one's parameters;
     * another number of bits, stages or entries moves ``max_rel_error`` to :func:`usual_limit`, unless it is set too.
 
-    A recipe that changes gets ``+set`` behind its name: no container carries the name of a recipe it was not made by.
+    A recipe that changes gets ``+set`` behind its name and a summary that says what was changed: no container carries
+    the name or the promise of a recipe it was not made by. Either can be set instead.
 
     Raises:
         UsageError: unknown key, wrong type or value out of range; the key is named.
@@ -44,9 +49,59 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
         if last in ("codec", "bits", "stages", "entries") and f"{table}.max_rel_error" not in given:
             _reset_limit(document, table)
     changed = recipe_from_builtins(document, where="--set")
+    differences = _differences(recipe, changed)
+    if differences and "summary" not in given:
+        before = recipe.summary if recipe.name.endswith("+set") else f"as {recipe.name}"
+        changed = msgspec.structs.replace(changed, summary=f"changed: {differences}; otherwise {before}"[:MAX_SUMMARY])
     if changed == recipe or "name" in given or recipe.name.endswith("+set"):
         return changed
     return msgspec.structs.replace(changed, name=recipe.name[:60] + "+set")
+
+
+def moved_limits(recipe: Recipe, changed: Recipe, settings: Iterable[str]) -> list[str]:
+    """The error limits that :func:`override` moved without being told to, one sentence each."""
+    given = {setting.partition("=")[0].strip() for setting in settings}
+    before, after = dict(_leaves("", plain(recipe))), dict(_leaves("", plain(changed)))
+    notes = []
+    for key, limit in after.items():
+        table, _, last = key.rpartition(".")
+        if last == "max_rel_error" and before.get(key, limit) != limit and key not in given:
+            codec = after[f"{table}.codec"]
+            use = (
+                f"{counted(after[f'{table}.stages'], 'stage')} of {after[f'{table}.entries']}"
+                if codec == "rvq"
+                else f"{after[f'{table}.bits']} bits"
+                if codec == "group_int"
+                else codec
+            )
+            notes.append(f"limit of {table}: {before[key]:g} -> {limit:g}, usual for {use}")
+    return notes
+
+
+def _differences(recipe: Recipe, changed: Recipe) -> str:
+    """The settings that make one recipe of the other, but for name and summary; cut where there are many."""
+    before, after = dict(_leaves("", plain(recipe))), dict(_leaves("", plain(changed)))
+    found = [
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"[:80]
+        for key, value in after.items()
+        if key not in ("name", "summary") and (key not in before or before[key] != value)
+    ]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
+
+
+def _leaves(key: str, node: Any) -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a plain document with their values; lists of words or numbers are values."""
+    tables = node.items() if isinstance(node, dict) else enumerate(node) if _is_tables(node) else None
+    if tables is None:
+        yield key, node
+        return
+    for name, item in tables:
+        yield from _leaves(f"{key}.{name}" if key else str(name), item)
+
+
+def _is_tables(node: Any) -> bool:
+    return isinstance(node, list) and bool(node) and isinstance(node[0], dict)
 
 
 def usual_limit(codec: str, *, bits: int = 8, stages: int = 3, entries: int = 256) -> float:

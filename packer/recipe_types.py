@@ -18,6 +18,7 @@ from formats.errors import MoepackError, UsageError
 from formats.families.model import TRUNK_KINDS
 
 MAX_RANK = 8
+MAX_SUMMARY = 1000
 
 Limit: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 Group: TypeAlias = Annotated[int, Meta(ge=32, le=1024, multiple_of=32)]
@@ -141,7 +142,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     """A whole recipe. ``msgspec.to_builtins`` and ``msgspec.convert`` carry it through JSON without a difference."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
-    summary: Annotated[str, Meta(max_length=1000)] = ""
+    summary: Annotated[str, Meta(max_length=MAX_SUMMARY)] = ""
     families: Annotated[tuple[Word, ...], Meta(min_length=1)]
     source: Source = Source()
     fitting: Fitting = Fitting()
@@ -161,10 +162,7 @@ def recipe_from_builtins(document: Any, *, where: str, error: type[MoepackError]
         recipe: Recipe = msgspec.convert(document, Recipe, strict=True)
     except msgspec.ValidationError as problem:
         what, _, path = str(problem).partition(" - at ")
-        key = _key(path)
-        raise error(
-            one_line(what), where=f"{where}: {key}" if key else where, expected=_WORDS.get(key.rpartition(".")[2])
-        ) from None
+        raise _in_our_words(what, _key(path), document, where, error) from None
     for key, what in _contradictions(recipe):
         raise error(what, where=f"{where}: {key}")
     return recipe
@@ -193,6 +191,40 @@ def _contradictions(recipe: Recipe) -> Iterable[tuple[str, str]]:
         for role in rule.roles:
             if role not in TRUNK_KINDS:
                 yield f"trunk.{number}.roles", f"unknown role {role!r} (known: {', '.join(TRUNK_KINDS)})"
+
+
+def _in_our_words(what: str, key: str, document: Any, where: str, error: type[MoepackError]) -> MoepackError:
+    """A message of msgspec (checked by tests against the real ones) as place, what, expected and found."""
+    expected = _WORDS.get(key.rpartition(".")[2])
+    found = _found(document, key)
+    if match := re.fullmatch(r"Object missing required field `(.*)`", what, re.DOTALL):
+        key, what, found = f"{key}.{match[1]}", "key is absent", None
+    elif match := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
+        key, what, found = f"{key}.{match[1]}", "unknown key", None
+    elif match := re.fullmatch(r"Expected `(.*)`, got `(.*)`", what, re.DOTALL):
+        what, expected = "value has the wrong type", expected or _type_word(match[1])
+    elif match := re.fullmatch(r"Expected `(.*?)` (.*)", what, re.DOTALL):
+        what, expected = "value is not allowed", expected or f"{_type_word(match[1])} {match[2]}"
+    elif re.match(r"Invalid (enum )?value ", what):
+        what = "unknown value"
+    key = one_line(key.removeprefix("."))
+    return error(one_line(what), where=f"{where}: {key}" if key else where, expected=expected, found=found)
+
+
+def _type_word(name: str) -> str:
+    """What a recipe calls a type of msgspec."""
+    return " or ".join({"object": "table", "array": "list"}.get(word, word) for word in name.split(" | "))
+
+
+def _found(document: Any, key: str) -> str | None:
+    """The value that stands at a dotted key, as a message shows it."""
+    node = document
+    for part in key.split(".") if key else ():
+        try:
+            node = node[int(part)] if isinstance(node, list | tuple) else node[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            return None
+    return repr(node)[:80]
 
 
 def _key(path: str) -> str:

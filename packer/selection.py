@@ -10,8 +10,9 @@ from formats.errors import UsageError
 from formats.families import Architecture
 from formats.spelling import spelled
 
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_RANGE = re.compile(r"([0-9]{1,1000})(?:\s*-\s*([0-9]{1,1000}))?")
 _SHOWN = 10
+_OUTSIDE = "out of range, not in this model"
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,11 @@ def _numbers(text: str, option: str, count: int) -> tuple[int, ...]:
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise UsageError("range runs backwards", where=option, expected=f"{last}-{first}", found=piece.strip())
+            raise UsageError(
+                "range runs backwards", where=option, expected=f"{last}-{first}"[:80], found=piece.strip()[:80]
+            )
         if last >= count:  # before the range is spelled out: its end is whatever somebody typed
-            raise UsageError("not in this model", where=option, expected=f"0 to {count - 1}", found=last)
+            raise UsageError(_OUTSIDE, where=option, expected=f"0 to {count - 1}", found=str(last)[:40])
         found.update(range(first, last + 1))
     return tuple(sorted(found))
 
@@ -103,7 +106,7 @@ def _known(numbers: Sequence[int], option: str, known: Sequence[int]) -> tuple[i
     unknown = sorted(set(numbers) - set(known))
     if unknown:
         raise UsageError(
-            "not in this model",
+            _OUTSIDE,
             where=option,
             expected=f"0 to {len(known) - 1}",
             found=", ".join(map(str, unknown[:_SHOWN])) + (", ..." if len(unknown) > _SHOWN else ""),

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint
-from formats.errors import EnvironmentProblem, FormatError, Interrupted, UsageError
+from formats.errors import EnvironmentProblem, FormatError, IntegrityError, Interrupted, UsageError
 from formats.families import Model
 from formats.manifest import TRUNK_NAME, bank_name
 from packer.journal import ShardSeen
@@ -33,12 +33,15 @@ def shards_of(checkpoint: Checkpoint, model: Model, plan: Plan, name: str) -> li
     )
 
 
-def hash_shard(directory: Path, name: str, *, stop: threading.Event) -> ShardSeen:
+def hash_shard(directory: Path, name: str, *, stop: threading.Event, expected: str | None = None) -> ShardSeen:
     """Read a shard from end to end.
+
+    ``expected`` is its SHA-256 in hex where its repository says it.
 
     Raises:
         Interrupted: ``stop`` was set.
         FormatError: the file is gone, or changed while it was read.
+        IntegrityError: its bytes are not those of its repository.
         EnvironmentProblem: it cannot be read.
     """
     hasher = hashlib.sha256()
@@ -54,9 +57,17 @@ def hash_shard(directory: Path, name: str, *, stop: threading.Event) -> ShardSee
         raise FormatError("shard is missing", where=name) from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot read: {error.strerror}", where=name) from None
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+    if (before.st_size, _stamp(before)) != (after.st_size, _stamp(after)):
         raise FormatError("shard changed while it was in use", where=name, hint="start again")
-    return ShardSeen(name, before.st_size, hasher.hexdigest(), before.st_mtime_ns)
+    if expected is not None and hasher.hexdigest() != expected:
+        raise IntegrityError(
+            "shard is not the one that the repository has",
+            where=name,
+            expected=f"SHA-256 {expected}",
+            found=hasher.hexdigest(),
+            hint="fetch it again with: moepack fetch --rehash",
+        )
+    return ShardSeen(name, before.st_size, hasher.hexdigest(), _stamp(before))
 
 
 def changed_shards(checkpoint: Checkpoint, seen: dict[str, ShardSeen], *, stop: threading.Event) -> list[ShardSeen]:
@@ -71,7 +82,7 @@ def changed_shards(checkpoint: Checkpoint, seen: dict[str, ShardSeen], *, stop: 
             found = (checkpoint.directory / name).stat()
         except FileNotFoundError:
             raise FormatError("shard is missing", where=name) from None
-        if (found.st_size, found.st_mtime_ns) == (before.bytes, before.mtime_ns):
+        if (found.st_size, _stamp(found)) == (before.bytes, before.stamp):
             continue
         now = hash_shard(checkpoint.directory, name, stop=stop)
         if now.sha256 != before.sha256:
@@ -84,3 +95,7 @@ def changed_shards(checkpoint: Checkpoint, seen: dict[str, ShardSeen], *, stop: 
             )
         again.append(now)
     return again
+
+
+def _stamp(found: os.stat_result) -> tuple[int, int, int, int]:
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns

@@ -7,10 +7,9 @@ cannot be opened at all is refused. The order of the findings does not depend on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.container import Container, open_container
@@ -23,11 +22,15 @@ from packer.progress import Progress
 from packer.recipe import recipe_from_builtins
 from packer.recipe_types import Recipe
 from packer.verify_bytes import check_range, check_record, check_trunk_padding
+from packer.verify_headers import batches, check_headers
 from packer.verify_parity import Compared, Source, compare_record, compare_tensor
+from packer.verify_report import ErrorSummary, LeftOut, Parity, VerifyReport
 from packer.verify_source import (
     asset_problems,
     covered_by,
+    is_other_source,
     model_problems,
+    other_source,
     shard_list_problems,
     shard_problems,
     unaccounted_tensors,
@@ -37,100 +40,6 @@ from packer.verify_structure import Rows, readable_rows, structure_problems
 LEVELS = ("structure", "hashes", "parity")
 
 Report = Callable[[Progress], None]
-
-
-@dataclass(frozen=True)
-class ErrorSummary:
-    """Mean and largest of measured relative errors; None where nothing was measured."""
-
-    mean: float | None
-    max: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in JSON: ``{"rel_error": {"mean": ..., "max": ...}}``."""
-        return {"rel_error": {"mean": self.mean, "max": self.max}}
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """What a sampled verification did not look at: expert records, and whole-file digests of source shards."""
-
-    records: int
-    shard_digests: int
-
-    def to_dict(self) -> dict[str, int]:
-        """The members of ``left_out`` in JSON."""
-        return {"records": self.records, "shard_digests": self.shard_digests}
-
-
-@dataclass(frozen=True)
-class Parity:
-    """What the comparison with the source measured.
-
-    Attributes:
-        experts: relative errors over expert matrices.
-        trunk: over trunk tensors, copied ones (error 0) included.
-        exact_tensors: source tensors whose bytes the container holds bit for bit.
-        source_tensors: all tensors of the source.
-        unaccounted: those without a fate.
-    """
-
-    experts: ErrorSummary
-    trunk: ErrorSummary
-    exact_tensors: int
-    source_tensors: int
-    unaccounted: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The members that only level ``parity`` has in JSON."""
-        return {
-            "experts": self.experts.to_dict(),
-            "trunk": self.trunk.to_dict(),
-            "exact_tensors": self.exact_tensors,
-            "source_tensors": self.source_tensors,
-            "unaccounted": self.unaccounted,
-        }
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """The result of a verification.
-
-    Attributes:
-        level: the level reached.
-        container_id: of the container that was verified.
-        records_checked: expert records looked at.
-        tensors_checked: trunk tensors looked at.
-        problems: findings, in a fixed order; empty means that everything looked at is right.
-        left_out: None unless a sample was asked for.
-        parity: None below level ``parity``.
-    """
-
-    level: str
-    container_id: str
-    records_checked: int
-    tensors_checked: int
-    problems: tuple[Problem, ...]
-    left_out: LeftOut | None = None
-    parity: Parity | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.problems
-
-    def to_dict(self) -> dict[str, Any]:
-        """The document of ``verify --json``."""
-        return {
-            "ok": self.ok,
-            "level": self.level,
-            "container_id": self.container_id,
-            "records_checked": self.records_checked,
-            "tensors_checked": self.tensors_checked,
-            "problems": [problem.to_dict() for problem in self.problems],
-            "left_out": None if self.left_out is None else self.left_out.to_dict(),
-            **({} if self.parity is None else self.parity.to_dict()),
-        }
 
 
 def verify(
@@ -167,14 +76,24 @@ def verify(
     if level == "parity" and source is None:
         raise UsageError("level parity compares with a source, and none is given", hint="add --source SOURCE")
     if sample is not None and not 0.0 < sample <= 1.0:
-        raise UsageError("sample selects nothing", where="sample", expected="above 0 and at most 1", found=sample)
+        what = "sample selects nothing" if sample <= 0 else "sample is no share"
+        raise UsageError(what, where="sample", expected="above 0 and at most 1", found=sample)
     if jobs < 1:
         raise UsageError("no thread to work with", where="jobs", expected="1 or more", found=jobs)
-    with open_container(container_path) as container:
+    with _open(container_path) as container:
         if level != "parity" or source is None:
             return _verify(container, None, level, sample, jobs, progress)
         with open_checkpoint(source) as checkpoint:
             return _verify(container, checkpoint, level, sample, jobs, progress)
+
+
+def _open(path: Path | str) -> Container:
+    """Open the container; damage that prevents it is refused with a hint that says so."""
+    try:
+        return open_container(path)
+    except FormatError as error:
+        error.hint = error.hint or "the container is too damaged to be checked: fetch or pack it again"
+        raise
 
 
 @dataclass(frozen=True)
@@ -211,10 +130,11 @@ def _verify(
     parity = None
     if checkpoint is not None and model is not None:
         parity, more = _parity(run, checkpoint, model, rows, records, tensors, whole=sample is None)
-        problems += more
+        problems = more[:1] + problems + more[1:] if is_other_source(more) else problems + more
     left_out = None
     if sample is not None:
-        left_out = LeftOut(manifest.experts.count - len(chosen), len(manifest.source.shards) if parity else 0)
+        shards = len(manifest.source.shards) if parity else 0
+        left_out = LeftOut(manifest.experts.count - len(chosen), shards, tuple(_not_chosen(rows, chosen)))
     return VerifyReport(
         level,
         container.container_id,
@@ -243,6 +163,15 @@ def choose_records(rows: Rows, sample: float | None) -> list[tuple[IndexRow, ...
     return chosen
 
 
+def _not_chosen(rows: Rows, chosen: Sequence[IndexRow]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """The experts of each layer that a sample leaves out."""
+    taken = {(row.layer, row.expert) for row in chosen}
+    for layer, part in rows.items():
+        experts = tuple(row.expert for row in part if (layer, row.expert) not in taken)
+        if experts:
+            yield layer, experts
+
+
 def _recipe(manifest: Manifest) -> Recipe | None:
     """The recipe of the manifest; one that cannot be read is a finding of the structure."""
     try:
@@ -266,21 +195,33 @@ def _work_bytes(
 
 
 def _records(run: _Run, chosen: Sequence[IndexRow]) -> list[Compared]:
+    if not run.deep:
+        return _headers(run, chosen)
+
     def one(row: IndexRow) -> Compared:
         what = f"layer {row.layer}"
 
         def step(count: int) -> None:
             run.work.done(count, what)
 
-        problems = check_record(run.container, row, deep=run.deep, step=step)
-        if not run.deep:
-            step(row.bytes)
+        problems = check_record(run.container, row, deep=True, step=step)
         if run.source is None:
             return Compared(tuple(problems))
         compared = compare_record(run.container, run.source, row, step)
         return Compared((*problems, *compared.problems), compared.errors, compared.exact)
 
     return run.work.in_order(one, chosen, run.jobs)
+
+
+def _headers(run: _Run, chosen: Sequence[IndexRow]) -> list[Compared]:
+    """The records at level ``structure``: a container of K3 has so many that a task for each would cost more than it."""
+
+    def some(rows: Sequence[IndexRow]) -> list[Compared]:
+        what = f"layer {rows[0].layer}"
+        problems = check_headers(run.container, rows, step=lambda count: run.work.done(count, what))
+        return [Compared(tuple(found)) for found in problems]
+
+    return [result for part in run.work.in_order(some, batches(chosen), run.jobs) for result in part]
 
 
 def _tensors(run: _Run) -> list[Compared]:
@@ -327,7 +268,7 @@ def _parity(
     *,
     whole: bool,
 ) -> tuple[Parity, list[Problem]]:
-    """What only the source as a whole can show, and the figures of the comparison."""
+    """What only the source as a whole can show, another source before all, and the figures of the comparison."""
     manifest = run.container.manifest
     problems = list(model_problems(manifest, checkpoint, model))
     covered = set(covered_names(manifest, covered_by(manifest, rows)))
@@ -350,7 +291,7 @@ def _parity(
         len(checkpoint.tensors),
         len(unaccounted),
     )
-    return figures, problems
+    return figures, [*other_source(manifest, checkpoint, model, covered, problems), *problems]
 
 
 def _summary(results: Sequence[Compared]) -> ErrorSummary:

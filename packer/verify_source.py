@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from blake3 import blake3
 
@@ -13,9 +13,12 @@ from formats.errors import EnvironmentProblem
 from formats.families import Model, Role
 from formats.files import file_bytes, read_exactly
 from formats.manifest import ASSETS_DIR, AssetInfo, Manifest, ShardInfo
+from formats.spelling import counted
 from packer.findings import CHUNK_BYTES, Problem, problem_of
 from packer.verify_structure import Rows
 
+_OTHER = "not the source that the container was packed from"
+_SHOWN_FIELDS = 3  # of an architecture that differs
 _SHOWN = 20  # tensors named one by one when many have no fate
 
 Step = Callable[[int], None]
@@ -35,6 +38,39 @@ def model_problems(manifest: Manifest, checkpoint: Checkpoint, model: Model) -> 
     yield from _differs("manifest.json: source.tensors", len(checkpoint.tensors), manifest.source.tensors)
     total = sum(tensor.bytes for tensor in checkpoint.tensors.values())
     yield from _differs("manifest.json: source.bytes", total, manifest.source.bytes)
+
+
+def other_source(
+    manifest: Manifest, checkpoint: Checkpoint, model: Model, covered: set[str], problems: Sequence[Problem]
+) -> Iterator[Problem]:
+    """One finding if the checkpoint is not the container's source at all, so that it explains the others.
+
+    A source whose shards all match is the right one, whatever else is wrong. Else it is another one if its
+    architecture differs, if it lacks most of the tensors, or if no shard matches.
+
+    Args:
+        manifest, checkpoint, model: of the container and of the source.
+        covered: names of the source tensors that the container covers.
+        problems: what is known about the source's shards and more; a shard without a problem matches.
+    """
+    shards = [shard.name for shard in manifest.source.shards]
+    matching = len(set(shards) - {problem.where for problem in problems})
+    if matching == len(shards):
+        return
+    there, here = model.architecture, manifest.architecture
+    differing = [name for name in here.__struct_fields__ if getattr(there, name) != getattr(here, name)]
+    common = len(covered & checkpoint.tensors.keys())
+    if not differing and 2 * common >= len(covered) and matching:
+        return
+    facts = [f"{name} {getattr(there, name)}, not {getattr(here, name)}" for name in differing[:_SHOWN_FIELDS]]
+    facts.append(f"{common} of {counted(len(covered), 'tensor name')} in common")
+    facts.append(f"{matching} of {counted(len(shards), 'shard')} the same")
+    yield Problem("source", f"{_OTHER}: {'; '.join(facts)}")
+
+
+def is_other_source(problems: Sequence[Problem]) -> bool:
+    """Whether findings begin with that of :func:`other_source`."""
+    return bool(problems) and problems[0].what.startswith(_OTHER)
 
 
 def _differs(where: str, source: object, container: object) -> Iterator[Problem]:

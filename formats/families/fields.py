@@ -54,6 +54,32 @@ class Fields:
             raise FormatError(f"{names[0]} is absent", where=self.where, expected=f"an integer from {low} to {high}")
         return value
 
+    def number_or_none(self, name: str, *, above: float | None = None) -> float | None:
+        """A number, with or without a fraction, that is above a limit if there is one; or None if absent."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or (above is not None and not value > above):
+            expected = "a number" if above is None else f"a number above {above:g}"
+            raise FormatError(
+                f"{name} is not a number in range", where=self.where, expected=expected, found=repr(value)[:80]
+            )
+        return float(value)
+
+    def number(self, name: str, *, above: float | None = None, default: float) -> float:
+        """A number as in :meth:`number_or_none`; absent means ``default``."""
+        value = self.number_or_none(name, above=above)
+        return default if value is None else value
+
+    def choice(self, name: str, *choices: str) -> str:
+        """One of several words; absent means the first."""
+        value = self.text(name)
+        if value is not None and value not in choices:
+            raise FormatError(
+                f"{name} is not known", where=self.where, expected=" or ".join(choices), found=repr(value)[:80]
+            )
+        return choices[0] if value is None else value
+
     def flag(self, name: str, *, default: bool = False) -> bool:
         """A boolean; absent means ``default``."""
         value = self.values.get(name)

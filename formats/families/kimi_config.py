@@ -20,8 +20,37 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
 @dataclass(frozen=True)
+class Arithmetic:
+    """What the forward pass does beyond multiplying matrices. Absent members have the released code's defaults.
+
+    Attributes:
+        activation: ``silu`` or ``situ``.
+        situ_beta, situ_linear_beta: of ``situ``; None where the configuration has none.
+        norm_epsilon: of RMS norms.
+        scoring: ``sigmoid`` or ``softmax``, of the router's logits.
+        renormalize: whether the weights of a token's experts are divided by their sum.
+        routed_scale: factor on these weights.
+        grouped: whether experts are chosen by groups.
+        expert_groups, groups_per_token: how many groups there are, and how many of them a token may use.
+        decay_bound: lower bound of the kda decay, None for the form without one.
+    """
+
+    activation: str
+    situ_beta: float | None
+    situ_linear_beta: float | None
+    norm_epsilon: float
+    scoring: str
+    renormalize: bool
+    routed_scale: float
+    grouped: bool
+    expert_groups: int
+    groups_per_token: int
+    decay_bound: float | None
+
+
+@dataclass(frozen=True)
 class TextConfig:
-    """The text tower's configuration, as far as tensors depend on it. Widths are counts of elements.
+    """The text tower's configuration. Widths are counts of elements.
 
     Attributes:
         attention: ``kda`` or ``mla`` for each layer.
@@ -32,6 +61,7 @@ class TextConfig:
         shared_experts: fused into one MLP of so many times ``expert_width``; 0 for none.
         dtype: of dense tensors whose header is not there.
         quantization: None if experts are dense.
+        arithmetic: what no tensor's shape depends on.
     """
 
     where: str
@@ -63,6 +93,7 @@ class TextConfig:
     tied_embeddings: bool
     dtype: str
     quantization: Quantization | None
+    arithmetic: Arithmetic
 
     @property
     def moe_layers(self) -> tuple[int, ...]:
@@ -123,7 +154,7 @@ def read_text_config(text: Fields, outer: Fields | None = None) -> TextConfig:
         heads=heads,
         q_lora_rank=text.whole_or_none("q_lora_rank"),
         kv_lora_rank=text.whole("kv_lora_rank", default=None if has_mla else 0),
-        nope_dim=text.whole("qk_nope_head_dim", low=0, default=None if has_mla else 0),
+        nope_dim=text.whole("qk_nope_head_dim", default=None if has_mla else 0),
         rope_dim=text.whole("qk_rope_head_dim", low=0, default=None if has_mla else 0),
         value_dim=text.whole("v_head_dim", default=None if has_mla else 0),
         mla_gate=text.flag("mla_use_output_gate"),
@@ -143,6 +174,35 @@ def read_text_config(text: Fields, outer: Fields | None = None) -> TextConfig:
         tied_embeddings=any(fields.flag("tie_word_embeddings") for fields in (text, outer) if fields is not None),
         dtype=_dense_dtype(text, outer),
         quantization=read_quantization(quantizations[0] if quantizations else None),
+        arithmetic=_arithmetic(text, linear or Fields({}, text.where), experts),
+    )
+
+
+def _arithmetic(text: Fields, linear: Fields, experts: int) -> Arithmetic:
+    activation = text.choice("hidden_act", "silu", "situ")
+    beta = text.number_or_none("activation_situ_beta", above=0)
+    if activation == "situ" and beta is None:
+        raise FormatError("activation_situ_beta is absent, yet hidden_act is situ", where=text.where)
+    groups = text.whole("num_expert_group", high=MAX_EXPERTS, default=1)
+    if experts % groups:
+        raise FormatError(
+            "num_expert_group does not divide the experts",
+            where=text.where,
+            expected=f"a divisor of {experts}",
+            found=groups,
+        )
+    return Arithmetic(
+        activation=activation,
+        situ_beta=beta,
+        situ_linear_beta=text.number_or_none("activation_situ_linear_beta", above=0),
+        norm_epsilon=text.number("rms_norm_eps", above=0, default=1e-6),
+        scoring=text.choice("moe_router_activation_func", "sigmoid", "softmax"),
+        renormalize=text.flag("moe_renormalize", default=True),
+        routed_scale=text.number("routed_scaling_factor", above=0, default=1.0),
+        grouped=text.flag("use_grouped_topk", default=True),
+        expert_groups=groups,
+        groups_per_token=text.whole("topk_group", high=groups, default=1),
+        decay_bound=linear.number_or_none("gate_lower_bound"),
     )
 
 

@@ -15,6 +15,7 @@ from formats.families.fields import Fields
 
 MXFP4_FORMAT = "mxfp4-pack-quantized"
 GROUP_SIZE = 32  # the only one that MXFP4 has
+SCALE_DTYPE = "torch.uint8"  # exponents
 MAX_PATTERNS = 256
 MAX_GROUPS = 64
 
@@ -110,8 +111,16 @@ def _read_group(groups: Fields, name: str) -> tuple[tuple[str, ...], int]:
             raise FormatError(
                 f"{member} is not that of MXFP4", where=weights.where, expected=expected, found=repr(value)[:80]
             )
-    if weights.values.get("symmetric") is False or weights.values.get("zp_dtype") is not None:
-        raise FormatError("MXFP4 has no zero points", where=weights.where)
+    if not weights.flag("symmetric", default=True) or weights.values.get("zp_dtype") is not None:
+        raise FormatError("MXFP4 has no zero points", where=weights.where, expected="symmetric true, zp_dtype null")
+    if weights.values.get("actorder") is not None:
+        raise FormatError(
+            "columns of MXFP4 stand in their own order",
+            where=weights.where,
+            expected="actorder null",
+            found=repr(weights.values["actorder"])[:80],
+        )
+    weights.choice("scale_dtype", SCALE_DTYPE)
     return group.strings("targets", most=MAX_PATTERNS), GROUP_SIZE
 
 

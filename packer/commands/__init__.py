@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import click
 
 from packer.commands.common import EXIT_CODES
-from packer.commands.errors import guarded
+from packer.commands.errors import forget_lost_streams, guarded
+from packer.commands.fetch import fetch
 from packer.commands.inspect import inspect
 from packer.commands.pack import pack
 from packer.commands.plan import plan
@@ -27,14 +28,21 @@ _USAGE = 2
 @click.version_option(VERSION, "--version", prog_name="moepack")
 @click.pass_context
 def moepack(context: click.Context) -> int:
-    """Pack a mixture-of-experts checkpoint into one aligned container, prove it, browse it."""
+    """Pack a mixture-of-experts checkpoint into one aligned container, prove it, browse it.
+
+    \b
+    Example:
+      moepack plan checkpoint/
+      moepack pack checkpoint/ model.moepack
+      moepack verify model.moepack --source checkpoint/
+    """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
         return _USAGE
     return 0
 
 
-for _command in (plan, pack, verify, inspect):
+for _command in (fetch, plan, pack, verify, inspect):
     moepack.add_command(_command)
 
 
@@ -44,6 +52,9 @@ def run(arguments: Sequence[str]) -> int:
 
     def action() -> int:
         code = moepack.main(args=list(arguments), prog_name="moepack", standalone_mode=False, obj=tuple(arguments))
+        output.stdout.flush()  # so that what it cannot take is noticed here
         return code if isinstance(code, int) else 0
 
-    return guarded(output, action, arguments)
+    code = guarded(output, action, arguments)
+    forget_lost_streams()
+    return code

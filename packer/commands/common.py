@@ -14,9 +14,13 @@ import blake3
 import click
 import numpy as np
 
-from formats.errors import UsageError
+from formats.checkpoint import CONFIG_NAME
+from formats.errors import FormatError, UsageError
+from formats.manifest import FILE_NAME
 from packer.commands.errors import guarded
 from packer.output import make_output
+from packer.plan_types import MAX_JOBS
+from packer.preflight import WORK_DIR
 from packer.version import VERSION
 
 EXIT_CODES = """\b
@@ -25,7 +29,7 @@ Exit codes:
   1    a check failed
   2    wrong usage
   3    bad or corrupt input
-  4    trouble with the environment (disk, memory, lock)
+  4    trouble with the environment (disk, memory, lock, network)
   130  interrupted; the same command starts again where that makes sense
 """
 
@@ -62,9 +66,10 @@ def jobs_option(what: str) -> Callable[[Callable[..., int]], Callable[..., int]]
     return click.option(
         "-j",
         "--jobs",
-        type=click.IntRange(min=1),
+        metavar="N",
+        type=click.IntRange(1, MAX_JOBS),
         default=None,
-        help=f"{what}; by default as many as there are processors.",
+        help=f"{what}, 1 to {MAX_JOBS}; by default as many as there are processors.",
     )
 
 
@@ -73,8 +78,13 @@ def source_directory(source: Path) -> Path:
 
     Raises:
         UsageError: it is not; a repository's name gets a message of its own.
+        FormatError: it is a container.
     """
     if source.is_dir():
+        if (source / FILE_NAME).is_file() and not (source / CONFIG_NAME).exists():
+            raise FormatError(
+                "this is a container, not a checkpoint", where=source, hint=f"moepack inspect {typed_path(source)}"
+            )
         return source
     if os.path.lexists(source):
         raise UsageError(
@@ -82,9 +92,27 @@ def source_directory(source: Path) -> Path:
         )
     repository = len(source.parts) == 2 and not source.is_absolute() and not source.parts[0].startswith(".")
     hint = (
-        "this version does not download: fetch the repository first and give its local folder" if repository else None
+        f"fetch the repository first: moepack fetch {shlex.quote(str(source))}, then give its local folder"
+        if repository
+        else None
     )
     raise UsageError("no such directory", where=source, expected="a local checkpoint directory", hint=hint)
+
+
+def container_directory(path: Path) -> Path:
+    """``path``, unless it is a checkpoint; whether it is a container shows when it is opened.
+
+    Raises:
+        FormatError: it is a checkpoint.
+    """
+    begun = (path / FILE_NAME, path / WORK_DIR)
+    if (path / CONFIG_NAME).is_file() and not any(os.path.lexists(item) for item in begun):
+        raise FormatError(
+            "this is a checkpoint, not a container",
+            where=path,
+            hint=f"make a container of it: moepack pack {typed_path(path)} NAME.moepack",
+        )
+    return path
 
 
 def typed_path(path: Path) -> str:

@@ -39,22 +39,37 @@ def guarded(output: Output, action: Callable[[], int], arguments: Sequence[str])
         output.failure("not enough memory")
         output.hint("use fewer --jobs")
         return _ENVIRONMENT
-    except BrokenPipeError:
-        return _silence()
+    except SystemExit:  # how click and rich leave when they find a closed pipe
+        return _ENVIRONMENT
     except OSError as error:
-        if error.errno == errno.EPIPE:
-            return _silence()
-        return _internal(output, error)
+        if error.errno == errno.EPIPE:  # whoever read our output has gone: say nothing
+            return _ENVIRONMENT
+        if not _is_of_stdout(error):
+            return _internal(output, error)
+        output.failure(f"cannot write the output: {(error.strerror or str(error)).lower()}")
+        return _ENVIRONMENT
     except Exception as error:  # the last resort: what nobody foresaw is still one line, not a stack trace
         return _internal(output, error)
 
 
-def _silence() -> int:
-    """Whoever read our output has gone: say nothing, and keep the interpreter from failing when it flushes."""
+def forget_lost_streams() -> None:
+    """Keep the interpreter from failing at its end because of a stream that takes nothing more."""
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(null, stream.fileno())
     os.close(null)
-    return _ENVIRONMENT
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Whether it is stdout that fails: what could not be written is still in its buffer, and fails again."""
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        return again.errno == error.errno
+    return False
 
 
 def _internal(output: Output, error: Exception) -> int:

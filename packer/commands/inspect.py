@@ -11,7 +11,7 @@ import click
 
 from formats.errors import UsageError
 from packer import inspect as views
-from packer.commands.common import EXIT_CODES, common_options, typed
+from packer.commands.common import EXIT_CODES, common_options, container_directory, typed
 from packer.inspect_text import show_expert, show_layer, show_matrix, show_summary
 from packer.output import Output
 
@@ -23,7 +23,7 @@ class _HasDict(Protocol):
 _View = TypeVar("_View", bound=_HasDict)
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(epilog=EXIT_CODES, short_help="Show a container: the whole, a layer, an expert, a matrix.")
 @click.argument("container", type=typed)
 @click.option("--layer", type=click.IntRange(min=0), metavar="N", help="Show the records of one layer.")
 @click.option("--expert", type=click.IntRange(min=0), metavar="M", help="Show one record of the layer.")
@@ -42,6 +42,7 @@ def inspect(output: Output, *, container: Path, layer: int | None, expert: int |
         raise UsageError("an expert is one of a layer", where="--expert", hint="add --layer N")
     if matrix is not None and expert is None:
         raise UsageError("a matrix is one of an expert", where="--matrix", hint="add --layer N --expert M")
+    container = container_directory(container)
     if layer is None:
         return _show(output, views.inspect_summary(container), partial(show_summary, output, container))
     if expert is None:

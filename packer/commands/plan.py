@@ -14,7 +14,7 @@ from packer.machine import processors
 from packer.output import Output
 
 
-@click.command(epilog=EXIT_CODES)
+@click.command(epilog=EXIT_CODES, short_help="Say to the byte what a pack would write.")
 @plan_options
 @common_options
 def plan(output: Output, *, source: Path, jobs: int | None, **options: Any) -> int:

@@ -11,11 +11,17 @@ import click
 
 from formats.checkpoint import Checkpoint
 from formats.families import Model, bind
+from formats.spelling import counted
 from packer.commands.common import jobs_option, typed
-from packer.output import Output, human_bytes, human_number
+from packer.estimate import TIME_BASIS
+from packer.fetch.provenance import provenance_of
+from packer.inspect_text import bits_text
+from packer.output import Output, human_bytes, human_seconds
 from packer.plan import Plan, make_plan
-from packer.recipe import bundled_recipes, default_recipe, load_recipe, override
+from packer.recipe import bundled_recipes, default_recipe, load_recipe, moved_limits, override, plain
 from packer.selection import parse_selection
+
+_PARTIAL = ": a partial container, which leaves out embedding, head, final norm, and vision towers."
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,8 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
         click.option(
             "--set", "settings", metavar="K=V", multiple=True, help="Change a key of the recipe, e.g. experts.stages=2."
         ),
-        click.option("--layers", metavar="LIST", help="Pack these layers only, e.g. 0-5,9: a partial container."),
-        click.option("--experts", metavar="LIST", help="Pack these experts of each layer only."),
+        click.option("--layers", metavar="LIST", help=f"Pack these layers only, e.g. 0-5,9{_PARTIAL}"),
+        click.option("--experts", metavar="LIST", help=f"Pack these experts of each layer only, e.g. 0-7{_PARTIAL}"),
         click.option("--repository", metavar="NAME", help="Where the source was published; stored as provenance."),
         click.option("--commit", metavar="SHA", help="The source's revision there; stored as provenance."),
         jobs_option("Units of work at a time"),
@@ -60,14 +66,18 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
         output.note(f"recipe {recipe.name}, chosen for the family {model.architecture.family}")
     else:
         recipe = load_recipe(options.recipe)
+    changed = override(recipe, options.settings)
+    for note in moved_limits(recipe, changed, options.settings):
+        output.note(f"note: {note}")
+    origin = provenance_of(checkpoint, repository=options.repository, commit=options.commit)
     plan = make_plan(
         checkpoint,
         model,
-        override(recipe, options.settings),
+        changed,
         selection=parse_selection(options.layers, options.experts, model.architecture),
         jobs=jobs,
-        repository=options.repository,
-        commit=options.commit,
+        repository=origin.repository,
+        commit=origin.commit,
     )
     for note in plan.notes:
         output.note(f"note: {note}")
@@ -77,14 +87,18 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
 def show_plan(output: Output, source: Path, plan: Plan) -> None:
     """A plan as text for people."""
     arch, origin = plan.draft.architecture, plan.draft.source
-    output.line(f"model        {arch.name} ({arch.family}), {arch.hidden_layers} layers, width {arch.hidden_size}")
-    output.line(f"source       {source}, {origin.tensors} tensors, {human_bytes(origin.bytes)}")
+    depth = counted(arch.hidden_layers, "layer")
+    output.line(f"model        {arch.name} ({arch.family}), {depth}, width {arch.hidden_size}")
+    output.line(f"source       {source}, {counted(origin.tensors, 'tensor')}, {human_bytes(origin.bytes)}")
     output.line(f"recipe       {plan.recipe.name}: {plan.recipe.summary or '-'}")
-    codec = plan.layers[0].records[0].codec.label if plan.layers else "-"
-    record = "-" if plan.expert_record_bytes is None else human_bytes(plan.expert_record_bytes)
-    bits = human_number(plan.bits_per_weight, 4)
-    output.line(f"experts      {plan.experts} in {len(plan.layers)} layers as {codec}")
-    output.line(f"record       {record}, {bits} bits a weight")
+    if plan.layers:
+        codec = plan.layers[0].records[0].codec.label
+        record = "-" if plan.expert_record_bytes is None else human_bytes(plan.expert_record_bytes)
+        bits = bits_text(plan.bits_per_weight, plain(plan.recipe), [codec])
+        output.line(f"experts      {plan.experts} in {counted(len(plan.layers), 'layer')} as {codec}")
+        output.line(f"record       {record}, {bits}")
+    else:
+        output.line("experts      no experts in this selection")
     rows = [("experts", plan.expert_bytes), ("trunk", plan.trunk_bytes)]
     roles: dict[str, int] = {}
     for segment in plan.segments:
@@ -94,5 +108,7 @@ def show_plan(output: Output, source: Path, plan: Plan) -> None:
     rows += sorted(roles.items(), key=lambda item: -item[1])
     rows += [("index, manifest, assets", plan.other_bytes), ("container", plan.container_bytes)]
     output.table("", ("section", ">size", ">bytes"), [(name, human_bytes(size), size) for name, size in rows])
-    output.line(f"memory       up to {human_bytes(plan.peak_memory_bytes)} with {plan.jobs} jobs")
+    output.line(f"memory       up to {human_bytes(plan.peak_memory_bytes)} with {counted(plan.jobs, 'job')}")
     output.line(f"disk         {human_bytes(plan.peak_disk_bytes)} at the fullest moment")
+    basis = TIME_BASIS.partition(",")[0]
+    output.line(f"time         about {human_seconds(plan.estimated_seconds)} ({basis}; --json says more)")

@@ -79,7 +79,7 @@ SET_ATTACKS: dict[str, tuple[Attack, str]] = {
     ),
     "src-09 absent shard": (
         lambda d: (d / SHARD).unlink(),
-        rf"1 of 3 shards are absent: {SHARD} .*tensors out of reach in layers 2-3: language_model",
+        rf"1 of 3 shards are absent: {SHARD} .*98 tensors out of reach in layers 2-3",
     ),
     "src-11 another shard": (
         weight_map(lambda m, n: m.__setitem__(n[0], SHARD)),
@@ -115,7 +115,10 @@ SET_ATTACKS: dict[str, tuple[Attack, str]] = {
     "index is empty of bytes": (file(INDEX_NAME, ""), "not JSON"),
     "config is a pointer": (file("config.json", POINTER), "config.json: .*Git LFS pointer"),
     "config is a page": (file("config.json", PAGE), "config.json: .*an HTML page"),
-    "config is absent": (lambda d: (d / "config.json").unlink(), "config.json: file is absent"),
+    "config is absent": (
+        lambda d: (d / "config.json").unlink(),
+        "not a checkpoint: the directory has no configuration .expected config.json",
+    ),
     "config is no object": (file("config.json", "[]"), "config.json: JSON document is not an object"),
     "config with a duplicate": (
         file("config.json", '{"model_type": "kimi_k3", "model_type": "kimi_k3"}'),

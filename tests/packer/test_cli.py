@@ -31,7 +31,7 @@ from tests.support.containers import Forge, build_container
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / "tests" / "data"
 K3 = str(DATA / "k3-tiny")
-COMMANDS = ("plan", "pack", "verify", "inspect")
+COMMANDS = ("fetch", "plan", "pack", "verify", "inspect")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_cli_06_a_deeper_option_needs_the_one_above(path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
-        ("moonshotai/Kimi-K3", "does not download"),
+        ("moonshotai/Kimi-K3", "moepack fetch moonshotai/Kimi-K3"),
         ("absent/folder/deep", None),
         (f"{K3}/config.json", "with its config.json"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,13 +15,16 @@ import pytest
 from formats import files, layout
 from formats.checkpoint import open_checkpoint
 from formats.container import open_container
-from formats.errors import FormatError, Interrupted, UsageError
+from formats.errors import FormatError, IntegrityError, Interrupted, UsageError
 from formats.families import bind
 from packer.inspect import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
-from packer.inspect_text import collapsed, histogram
+from packer.inspect_text import bits_text, collapsed, histogram, show_summary, spread_text
 from packer.inspect_views import FileSize, Spread, Summary, Unfinished
+from packer.journal import open_or_create
+from packer.output import Output
 from packer.pipeline import pack
 from packer.plan import make_plan
+from packer.preflight import JOURNAL_NAME, WORK_DIR
 from packer.progress import Progress
 from packer.recipe import default_recipe
 from tests.support.containers import Forge, Spec, all_codecs, build_container
@@ -108,7 +112,7 @@ def test_layer(path: Path) -> None:
     ]
     assert view.records[1].parameters == {"bits": 8, "group": 32}
     assert view.records[2].offset + view.records[2].bytes == view.bytes
-    with pytest.raises(UsageError, match="no experts of this layer"):
+    with pytest.raises(UsageError, match=r"no experts of this layer .expected one of the layers 1-3, found 0"):
         inspect_layer(path, 0)
 
 
@@ -125,7 +129,7 @@ def test_expert(path: Path) -> None:
         ("down", 40, 66),
     ]
     assert view.matrices[2].source_tensors == ("model.layers.3.block_sparse_moe.experts.2.w2.weight",)
-    with pytest.raises(UsageError, match="does not hold this expert"):
+    with pytest.raises(UsageError, match=r"not hold this expert .expected one of the experts 0-2 in layer 3, found 3"):
         inspect_expert(path, 3, 3)
 
 
@@ -155,8 +159,9 @@ def test_a_damaged_record_is_not_shown(path: Path) -> None:
     forge = Forge(path)
     forge.banks[1][3000] ^= 1
     forge.save(keep=("records",))
-    with pytest.raises(FormatError, match="was changed"):
-        inspect_matrix(path, 1, 0, "gate")
+    for look in (lambda: inspect_matrix(path, 1, 0, "gate"), lambda: inspect_expert(path, 1, 0)):
+        with pytest.raises(IntegrityError, match=r"layer 1 expert 0: record differs .*; damaged: [a-z]+\.[a-z]+"):
+            look()
 
 
 def test_cli_01_an_unfinished_pack(tmp_path: Path) -> None:
@@ -181,13 +186,58 @@ def test_cli_01_an_unfinished_pack(tmp_path: Path) -> None:
     assert document["container_id"] is None
     assert document["identity"]["recipe"]["name"] == "kimi-k3"
     assert {"format_version", "architecture", "files", "bits_per_weight"} <= document.keys()
+    assert (document["architecture"]["family"], document["recipe"]["name"]) == ("kimi_k3", "kimi-k3")
+    assert (document["source"]["tensors"], len(document["source"]["shards"])) == (772, 9)
+    assert all(len(shard["sha256"] or "x" * 64) == 64 for shard in document["source"]["shards"])
+    assert (document["records_planned"], view.records_done < 96) == (96, True)
+    assert not any(file.name.endswith(".part") for file in view.files)
+    assert all(name.endswith(".part") for name in view.files_in_work)
+    stdout = io.StringIO()
+    show_summary(Output(stdout, io.StringIO()), out, view)
+    shown = stdout.getvalue()
+    assert f"{view.records_done} of 96 expert records ({100 * view.records_done / 96:.1f} %)" in shown
+    assert "772 tensors" in shown
+    assert "recipe        kimi-k3: " in shown
+
+
+def test_an_unfinished_pack_with_a_strange_identity(tmp_path: Path) -> None:
+    """A journal is input like any other: members that are absent or of another type are not shown."""
+    for number, identity in enumerate(
+        ({}, {"recipe": 1, "source": {"shards": [3]}, "records": "x", "architecture": {}})
+    ):
+        out = tmp_path / str(number)
+        (out / WORK_DIR).mkdir(parents=True)
+        open_or_create(out / WORK_DIR / JOURNAL_NAME, identity).close()
+        view = inspect_summary(out)
+        assert isinstance(view, Unfinished)
+        assert (view.recipe, view.records_planned) == (None, None)
+        show_summary(Output(io.StringIO(), io.StringIO()), out, view)
+
+
+def test_bits_well_above_the_codes_are_explained() -> None:
+    recipe = {"experts": {"codec": "rvq", "stages": 3, "entries": 256}}
+    assert bits_text(3.01, recipe, ["rvq"]) == "3.01 bits a weight"
+    assert bits_text(3.6, recipe, ["rvq"]) == "3.6 bits a weight, codebooks, scales and padding included"
+    assert bits_text(4.25, recipe, ["mxfp4"]) == "4.25 bits a weight"  # the fallback
+    assert bits_text(4.25, {"experts": "nonsense"}, ["rvq"]) == "4.25 bits a weight"
+
+
+def test_errors_in_one_line() -> None:
+    text = spread_text(Spread(108, 0.1, 0.2, 0.3, 0.4), "matrices")
+    assert text == "min 0.1, median 0.2, 99th percentile 0.3, max 0.4 (of 108 matrices)"
 
 
 def test_neither_container_nor_pack(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a finished container"):
         inspect_summary(tmp_path)
-    with pytest.raises(FormatError, match="no such directory"):
-        inspect_summary(tmp_path / "absent")
+    (tmp_path / "file").write_bytes(b"")
+    for name, what in (
+        ("absent", "no such directory"),
+        ("file", "not a directory"),
+        ("file/deeper", "not a directory"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            inspect_summary(tmp_path / name)
 
 
 def test_listings_are_collapsed() -> None:

@@ -23,6 +23,7 @@ from packer.recipe import (
     choose_rule,
     default_recipe,
     load_recipe,
+    moved_limits,
     override,
     plain,
     recipe_from_builtins,
@@ -221,6 +222,14 @@ def test_missing_unreadable_and_oversized_recipes(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             load_recipe(name)
         assert "kimi-k3-lossless" in (caught.value.hint or "")
+    for name, what in (
+        ("no-such", "no recipe of that name"),
+        ("no-such.toml", "no such recipe file"),
+        ("no/such", "no such recipe file"),
+        (str(tmp_path), "cannot read the recipe: Is a directory"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            load_recipe(name)
     with pytest.raises(UsageError, match="too long"):
         load_recipe(write(tmp_path, MINIMAL + "#" * (1 << 20)))
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
@@ -238,10 +247,75 @@ def test_override_changes_what_it_names_and_nothing_else() -> None:
     changed = override(recipe, ["experts.stages=2", "experts.codebooks=matrix", "trunk.2.bits=4", "fitting.seed=7"])
     expected = plain(recipe)
     expected["name"] = "kimi-k3+set"
+    expected["summary"] = (
+        "changed: fitting.seed=7, experts.stages=2, experts.codebooks=matrix, experts.max_rel_error=0.428,"
+        " trunk.2.bits=4, trunk.2.max_rel_error=0.2; otherwise as kimi-k3"
+    )
     expected["experts"] |= {"stages": 2, "codebooks": "matrix", "max_rel_error": 0.428}  # 1.25 * 0.585**2
     expected["trunk"][2] |= {"bits": 4, "max_rel_error": 0.2}
     expected["fitting"]["seed"] = 7
     assert plain(changed) == expected
+
+
+def test_limits_that_move_with_a_setting_are_said() -> None:
+    recipe = load_recipe("kimi-k3")
+    settings = ["experts.stages=2", "trunk.1.bits=4"]
+    assert moved_limits(recipe, override(recipe, settings), settings) == [
+        "limit of experts: 0.25 -> 0.428, usual for 2 stages of 256",
+        "limit of trunk.1: 0.012 -> 0.2, usual for 4 bits",
+    ]
+    settings = ["experts.stages=2", "experts.max_rel_error=0.3"]
+    assert moved_limits(recipe, override(recipe, settings), settings) == []
+    lossless = ["experts.codec=source"]
+    assert moved_limits(recipe, override(recipe, lossless), lossless) == [
+        "limit of experts: 0.25 -> 0, usual for source"
+    ]
+
+
+def test_the_summary_of_a_changed_recipe_says_what_was_changed() -> None:
+    recipe = load_recipe("kimi-k3")
+    one, two = "experts.stages=2", "fitting.seed=1"
+    assert override(recipe, [one, two]) == override(recipe, [two, one])  # the order decides no bytes
+    assert override(recipe, ["experts.stages=3"]).summary == recipe.summary
+    assert override(recipe, [one, "summary=mine"]).summary == "mine"
+    assert override(recipe, ["name=mine"]).summary == recipe.summary
+    assert "experts.stages=2" in override(override(recipe, [one]), [two]).summary
+    names = '"x",' * 200
+    many = [f"trunk.{rule}.names=[{names}]" for rule in range(5)]
+    changed = override(recipe, [*many, one, two])
+    assert len(changed.summary) < 700
+    assert changed.summary.endswith(" and 2 more; otherwise as kimi-k3")
+    for number in range(200):
+        changed = override(changed, [f"fitting.seed={number}"])  # never longer than a recipe may be
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("stages = 2", ""), "experts.stages: key is absent"),
+        (("stages = 2", "stages = 2\nstagez = 2"), "experts.stagez: unknown key"),
+        (("stages = 2", 'stages = "2"'), "experts.stages: value has the wrong type (expected int, found '2')"),
+        (("stages = 2", "stages = 9"), "experts.stages: value is not allowed (expected int <= 4, found 9)"),
+        (("families = [", "summary = 3\nfamilies = ["), "summary: value has the wrong type (expected str, found 3)"),
+        (
+            ('families = ["kimi_k3"]', "families = []"),
+            "families: value is not allowed (expected list of length >= 1,",
+        ),
+        (('"raw"', '"zip"'), "trunk.0.codec: unknown value (expected rvq, "),
+        (
+            ("[experts]", '[fitting]\neffort = "all"\n[experts]'),
+            "expected fast, default or max, found 'all'",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said_in_our_words(
+    tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in MINIMAL
+    with pytest.raises(UsageError) as caught:
+        load_recipe(write(tmp_path, MINIMAL.replace(*change, 1)))
+    assert message in caught.value.line()
+    assert "`" not in caught.value.line()
 
 
 def test_override_to_the_present_value_is_no_change() -> None:

@@ -84,7 +84,7 @@ def copy(tmp_path: Path) -> Callable[[Path], Path]:
 
 @pytest.mark.parametrize("sample", [0.0, -0.5, 1.0001, float("nan"), float("inf")])
 def test_ver_01_a_sample_of_nothing(forge: Forge, sample: float) -> None:
-    with pytest.raises(UsageError, match="sample selects nothing"):
+    with pytest.raises(UsageError, match="selects nothing" if sample <= 0 else "is no share"):
         verify(forge.path, sample=sample)
 
 
@@ -112,8 +112,9 @@ def test_ver_03_no_source_is_needed(forge: Forge, level: str) -> None:
 
 def test_too_damaged_to_be_opened(forge: Forge) -> None:
     (forge.path / "manifest.json").write_bytes(b"{}")
-    with pytest.raises(FormatError):
+    with pytest.raises(FormatError) as caught:
         verify(forge.path)
+    assert "too damaged to be checked" in (caught.value.hint or "")
 
 
 # Sampling
@@ -135,7 +136,11 @@ def test_ver_02_the_last_expert_of_the_last_layer(forge: Forge) -> None:
         report = verify(path, sample=sample)
         assert {where for where, _ in found(report)} == {"layer 3 expert 2"}
         left_out = report.to_dict()["left_out"]
-        assert left_out == (None if sample is None else {"records": 11 - report.records_checked, "shard_digests": 0})
+        assert (left_out is None) == (sample is None)
+        if left_out is not None:
+            ranges = [run for part in left_out["layers"] for run in part["experts"]]
+            assert left_out["records"] == sum(last - first + 1 for first, last in ranges) == 11 - report.records_checked
+            assert left_out["shard_digests"] == 0
     assert verify(path, sample=0.01).records_checked == 4
 
 
@@ -312,7 +317,7 @@ def test_a_recipe_that_says_something_else(forge: Forge) -> None:
     assert "drops nothing" in problems["model.layers.0.self_attn.rotary"]
     assert problems["layer 2 expert 0"] == "the recipe stores no expert as group_int"
     forge.document["recipe"] = {"name": "nonsense"}
-    assert [where for where, _ in found(verify(forge.save()))] == ["manifest.json: recipe"]
+    assert [where for where, _ in found(verify(forge.save()))] == ["manifest.json: recipe: families"]
 
 
 # Parity
@@ -466,7 +471,9 @@ def test_a_flipped_byte_of_the_source(tiny: Path, copy: Callable[[Path], Path], 
     }
     assert {where for where, _ in found(report)} == {"layer 3 expert 5 up", tensor.shard}
     sampled = verify(tiny, level="parity", source=source_copy, sample=0.01)
-    assert sampled.to_dict()["left_out"] == {"records": 96 - sampled.records_checked, "shard_digests": 9}
+    left_out = sampled.to_dict()["left_out"]
+    assert (left_out["records"], left_out["shard_digests"]) == (96 - sampled.records_checked, 9)
+    assert left_out["layers"][0] == {"layer": 1, "experts": [[0, 7], [9, 15]]}  # expert 8 of 16 is in the middle
 
 
 def test_a_recorded_error_that_was_embellished(integers: Path, copy: Callable[[Path], Path]) -> None:
@@ -503,6 +510,12 @@ def test_another_checkpoint_gives_findings_and_no_crash(tiny: Path, other: Path)
     report = verify(tiny, level="parity", source=other, jobs=2)
     assert not report.ok
     assert report.level == "parity"
+    assert (report.problems[0].where, report.problems[0].what.split(":")[0]) == (
+        "source",
+        "not the source that the container was packed from",
+    )
+    assert " of 772 tensor names in common; 0 of 9 shards the same" in report.problems[0].what
+    assert sum("not the source" in what for _, what in found(report)) == 1
     places = {where for where, _ in found(report)}
     assert "manifest.json: architecture.hidden_size" in places or "manifest.json: architecture.family" in places
     json.dumps(report.to_dict(), allow_nan=False)
