@@ -23,7 +23,7 @@ from formats.errors import EnvironmentProblem, FormatError, UsageError
 from formats.files import read_exactly
 from formats.headers import check_arrived, header_path, read_kept_header
 from formats.shard import Shard, SourceTensor, check_tensor_name, read_header, refuse_impostor
-from formats.spelling import spelled
+from formats.spelling import counted, spelled
 
 __all__ = ["Checkpoint", "Shard", "SourceTensor", "open_checkpoint", "read_shard_names"]
 
@@ -329,6 +329,6 @@ def _absent_shards(directory: Path, absent: list[str], weight_map: Mapping[str, 
         + (", ..." if len(absent) > _SHOWN_ABSENT else ""),
         where=INDEX_NAME,
         expected="every shard of the index",
-        found=f"{len(lost)} tensors out of reach" + (f" in layers {reach}" if layers else ""),
+        found=f"{counted(len(lost), 'tensor')} out of reach" + (f" in layers {reach}" if layers else ""),
         hint=hint,
     )

@@ -60,6 +60,15 @@ def _require_range(value: int, low: int, high: int, what: str, where: str) -> No
         raise FormatError(f"{what} is out of range", where=where, expected=f"{low} to {high}", found=value)
 
 
+def _require_sorted(names: list[str], what: str, where: str) -> None:
+    """Names of files: distinct, and ascending by their bytes."""
+    check_distinct(names, where=where)
+    for before, name in pairwise(names):
+        _require(
+            before.encode() < name.encode(), f"{what} are not sorted by name", where, f"above {before!r}", repr(name)
+        )
+
+
 def _check_architecture(manifest: Manifest, where: str) -> None:
     arch = manifest.architecture
     _require_range(arch.hidden_layers, 1, MAX_LAYER, "architecture.hidden_layers", where)
@@ -250,7 +259,9 @@ def _check_tensors(manifest: Manifest, where: str) -> None:
             tensor.bytes,
         )
         # A tensor of no bytes lies in whatever segment stands next to its place.
-        _require(not tensor.bytes or tensor.layer == layer, "layer is not that of the segment", place, layer, tensor.layer)
+        _require(
+            not tensor.bytes or tensor.layer == layer, "layer is not that of the segment", place, layer, tensor.layer
+        )
         cursor = min(layout.align(tensor.offset + tensor.bytes, layout.LINE), limit)
     _require(layout.align(cursor, layout.PAGE) == limit, "segment is longer than its tensors", where, cursor, limit)
     rest = next(segments, None)
@@ -285,17 +296,12 @@ def _check_files(manifest: Manifest, where: str) -> None:
         _require(asset.path.startswith(f"{ASSETS_DIR}/"), "asset lies outside assets/", where, found=repr(asset.path))
         _require_range(asset.bytes, 0, 1 << 40, f"length of {asset.path}", where)
         _require_digest(asset.blake3, f"digest of {asset.path}", where)
-    check_distinct([asset.path for asset in manifest.assets], where=where)
+    _require_sorted([asset.path for asset in manifest.assets], "assets", where)
     for shard in manifest.source.shards:
         check_relative_name(shard.name, where=where)
         _require_range(shard.bytes, 0, 1 << 62, f"length of {shard.name}", where)
         _require_digest(shard.sha256, f"digest of {shard.name}", where)
-    names = [shard.name for shard in manifest.source.shards]
-    check_distinct(names, where=where)
-    for before, name in pairwise(names):
-        _require(
-            before.encode() < name.encode(), "source.shards are not sorted by name", where, f"above {before!r}", repr(name)
-        )
+    _require_sorted([shard.name for shard in manifest.source.shards], "source.shards", where)
 
 
 def _check_coverage(manifest: Manifest, where: str) -> None:

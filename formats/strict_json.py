@@ -2,8 +2,8 @@
 
 The standard parser is lenient where a format must not be. Here duplicate keys, byte order marks, invalid
 UTF-8, unpaired surrogates, NUL characters, NaN, endless digits, bottomless nesting and more values than any honest
-document has are all refused with a :class:`~formats.errors.FormatError` that names the file. Types are not coerced: ``1.0`` stays a float and
-``true`` a bool, so that whoever converts the result can insist on an integer.
+document has are all refused with a :class:`~formats.errors.FormatError` that names the file. Types are not coerced:
+``1.0`` stays a float and ``true`` a bool, so that whoever converts the result can insist on an integer.
 """
 
 from __future__ import annotations

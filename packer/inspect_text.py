@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.codecs import rvq
-from formats.spelling import counted
+from formats.spelling import counted, spelled
 from packer.inspect_views import ExpertView, FileSize, LayerView, MatrixView, Spread, Summary, Unfinished
 from packer.output import Output, human_bytes, human_number
 
@@ -68,7 +68,9 @@ def collapsed(files: Sequence[FileSize]) -> list[tuple[str, str]]:
     banks = [file for file in files if file.name.endswith(".bank")]
     lines = [(file.name, human_bytes(file.bytes)) for file in files if file not in banks]
     if banks:
-        lines.append((f"experts/layer-*.bank ({len(banks)} files)", human_bytes(sum(file.bytes for file in banks))))
+        lines.append(
+            (f"experts/layer-*.bank ({counted(len(banks), 'file')})", human_bytes(sum(file.bytes for file in banks)))
+        )
     return lines
 
 
@@ -97,7 +99,8 @@ def show_layer(output: Output, view: LayerView) -> None:
     """The records of a layer."""
     dropped = f", without source experts {', '.join(map(str, view.dropped_experts))}" if view.dropped_experts else ""
     size = human_bytes(view.bytes)
-    output.line(f"layer {view.layer}: {len(view.records)} of {view.experts} experts in {view.file}, {size}{dropped}")
+    experts = counted(view.experts, "expert")
+    output.line(f"layer {view.layer}: {len(view.records)} of {experts} in {view.file}, {size}{dropped}")
     output.table(
         "",
         (">expert", ">source", "codec", ">offset", ">bytes", ">error", ">gate", ">up", ">down", "blake3"),
@@ -211,10 +214,8 @@ def _counted(count: object, noun: str) -> str:
 
 
 def _selection(partial: dict[str, Any]) -> str:
-    layers = ", ".join(map(str, partial["layers"]))
-    return f"layers {layers}" + (
-        "" if partial["experts"] is None else f", experts {', '.join(map(str, partial['experts']))}"
-    )
+    experts = "" if partial["experts"] is None else f", experts {spelled(partial['experts'])}"
+    return f"layers {spelled(partial['layers'])}{experts}"
 
 
 def show_errors(output: Output, view: Summary) -> None:

@@ -7,14 +7,15 @@ string is ever read as markup. The functions that compute results know nothing o
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -22,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from formats.errors import MoepackError
+from formats.errors import EnvironmentProblem, MoepackError
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 # Categories that a terminal acts on instead of showing: controls, format marks (bidirectional ones among them),
@@ -48,13 +49,11 @@ class Output:
 
     def result(self, document: dict[str, Any]) -> None:
         """Write the one JSON document."""
-        self.stdout.write(json_text(document) + "\n")
-        self.stdout.flush()
+        self._to_stdout(json_text(document) + "\n")
 
     def line(self, text: str = "") -> None:
         """A line of the result, for people."""
-        self.stdout.write(escape(text) + "\n")
-        self.stdout.flush()
+        self._to_stdout(escape(text) + "\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table of the result; a column whose heading begins with ``>`` is aligned to the right."""
@@ -64,9 +63,8 @@ class Output:
             table.add_column(Text(column.removeprefix(">")), justify="right" if right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(escape(str(cell))) for cell in row))
-        for line in self._rendered(self.stdout, table).splitlines():
-            self.stdout.write(line.rstrip() + "\n")
-        self.stdout.flush()
+        lines = self._rendered(self.stdout, table).splitlines()
+        self._to_stdout("".join(line.rstrip() + "\n" for line in lines))
 
     def note(self, text: str) -> None:
         """Something the user should know (a choice made, a fallback, a skipped check), on stderr."""
@@ -96,6 +94,11 @@ class Output:
     def _error_line(self, text: str) -> None:
         self._to_stderr(escape(text) + "\n")
 
+    def _to_stdout(self, text: str) -> None:
+        with writing_results():
+            self.stdout.write(text)
+            self.stdout.flush()
+
     def _to_stderr(self, text: str) -> None:
         """Write what is no result; where it cannot be written, there is nobody to tell, and the work goes on."""
         with suppress(OSError):
@@ -124,6 +127,22 @@ class Output:
 def make_output(*, json: bool = False, quiet: bool = False, verbose: bool = False, color: bool = True) -> Output:
     """The sink of this process, on the present stdout and stderr."""
     return Output(sys.stdout, sys.stderr, json, quiet, verbose, color and not os.environ.get("NO_COLOR"))
+
+
+@contextmanager
+def writing_results() -> Iterator[None]:
+    """Says what it is where stdout takes nothing more.
+
+    Raises:
+        EnvironmentProblem: a full device and the like.
+        BrokenPipeError: nobody reads on.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise EnvironmentProblem(f"cannot write the output: {(error.strerror or str(error)).lower()}") from None
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -16,6 +16,7 @@ from formats.errors import FormatError, MoepackError
 from formats.index import IndexRow
 from formats.layout import record_name
 from formats.manifest import Manifest
+from formats.spelling import counted
 from packer import durable
 from packer.findings import Problem, problem_of
 from packer.limits import expert_limit, over_limits, tensor_limit
@@ -36,7 +37,7 @@ def readable_rows(container: Container) -> tuple[dict[int, tuple[IndexRow, ...]]
         try:
             rows[info.layer] = container.rows(info.layer)
         except MoepackError as error:
-            what = f"{problem_of(error).what}; its {info.records} records were not checked"
+            what = f"{problem_of(error).what}; its {counted(info.records, 'record')} not checked"
             problems.append(Problem(f"layer {info.layer}", what))
     return rows, problems
 

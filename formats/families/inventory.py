@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from formats import dtypes
@@ -70,6 +70,8 @@ class Inventory:
         expert_tensors: for gate, up and down.
         rival_templates: how expert tensors would be called in the format that is not announced.
         layer_marks: (layer, promised kind, template-free names whose presence shows another kind).
+        contradiction: of names that nothing here promises, one that another configuration would promise, and the member
+            that would have to say so; or None.
     """
 
     architecture: Architecture
@@ -79,6 +81,7 @@ class Inventory:
     expert_tensors: dict[str, tuple[ExpertTensor, ...]]
     rival_templates: tuple[str, ...]
     layer_marks: tuple[tuple[int, str, tuple[tuple[str, str], ...]], ...]
+    contradiction: Callable[[Collection[str]], tuple[str, str] | None]
 
 
 def bind_inventory(inventory: Inventory, checkpoint: Checkpoint) -> Model:
@@ -259,7 +262,7 @@ def _bind_rest(inventory: Inventory, checkpoint: Checkpoint) -> list[BoundTensor
     experts = expert_name_pattern(inventory.expert_tensors)
     count = inventory.architecture.experts
     moe_layers = frozenset(inventory.architecture.moe_layers)
-    rest: list[tuple[tuple[int, int, tuple[tuple[int, str], ...]], BoundTensor]] = []
+    loose: list[tuple[int, str, str]] = []
     for name in checkpoint.weight_map:
         if name in known:
             continue
@@ -279,10 +282,23 @@ def _bind_rest(inventory: Inventory, checkpoint: Checkpoint) -> list[BoundTensor
             ((rank, kind) for rank, (prefix, kind) in enumerate(inventory.towers) if name.startswith(prefix)),
             (len(inventory.towers), "unknown"),
         )
-        bound = _bind_loose(name, kind, suggested.get(name), checkpoint)
-        rest.append(((rank, order.get(name, len(order)), _natural(name)), bound))
-    rest.sort(key=lambda item: item[0])
-    return [bound for _, bound in rest]
+        loose.append((rank, kind, name))
+    _check_contradiction(inventory, frozenset(name for _, kind, name in loose if kind == "unknown"), checkpoint)
+    loose.sort(key=lambda item: (item[0], order.get(item[2], len(order)), _natural(item[2])))
+    return [_bind_loose(name, kind, suggested.get(name), checkpoint) for _, kind, name in loose]
+
+
+def _check_contradiction(inventory: Inventory, unknown: Collection[str], checkpoint: Checkpoint) -> None:
+    """A name that the family knows, in a place where the configuration has none: not to be taken for a stranger."""
+    found = inventory.contradiction(unknown) if unknown else None
+    if found is not None:
+        name, member = found
+        raise FormatError(
+            "tensor that the configuration does not have",
+            where=checkpoint.index_name,
+            expected=f"no such tensor, says {member}",
+            found=name,
+        )
 
 
 def _bind_loose(name: str, kind: str, suggested: Expected | None, checkpoint: Checkpoint) -> BoundTensor:

@@ -5,7 +5,9 @@ Linear maps are stored [outputs, inputs]; layers are counted from zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,7 +232,40 @@ def build(
     )
     trunk = text_tensors(config, release)
     marks = _layer_marks(config, release.prefix)
-    return Inventory(architecture, trunk, towers, tower_tensors, experts, rivals, marks)
+    contradiction = partial(_contradiction, config, release)
+    return Inventory(architecture, trunk, towers, tower_tensors, experts, rivals, marks, contradiction)
+
+
+def _contradiction(config: TextConfig, release: Release, names: Collection[str]) -> tuple[str, str] | None:
+    """One of ``names`` that the text tower has under another configuration, and the member to blame."""
+    rich = replace(
+        config,
+        shared_experts=1,
+        latent_norm=True,
+        latent_size=config.latent_size or 1,
+        mla_gate=True,
+        residual_blocks=config.residual_blocks or 1,
+    )
+    turned = tuple("mla" if kind == "kda" else "kda" for kind in config.attention)
+    attention, blocks = "kda_layers and full_attn_layers", "first_k_dense_replace, moe_layer_freq or num_experts"
+    others = (
+        ("num_shared_experts", replace(config, shared_experts=1)),
+        ("latent_moe_use_norm", replace(config, latent_norm=True)),
+        ("routed_expert_hidden_size", replace(config, latent_size=config.latent_size or 1)),
+        ("mla_use_output_gate", replace(config, mla_gate=True)),
+        ("use_full_rank_gate", replace(config, full_rank_gate=not config.full_rank_gate)),
+        ("q_lora_rank", replace(config, q_lora_rank=1 if config.q_lora_rank is None else None)),
+        ("attn_res_block_size", replace(config, residual_blocks=config.residual_blocks or 1)),
+        (attention, replace(rich, attention=turned, full_rank_gate=True, q_lora_rank=1)),
+        (attention, replace(rich, attention=turned, full_rank_gate=False, q_lora_rank=None)),
+        (blocks, replace(rich, experts=config.experts or 1, first_dense=0, moe_frequency=1)),
+        (blocks, replace(rich, experts=0)),
+    )
+    for member, other in others:
+        for expected in text_tensors(other, release):
+            if expected.name in names:
+                return expected.name, member
+    return None
 
 
 def check_decay(name: str, values: NDArray[np.float32], heads: int, where: str) -> NDArray[np.float32]:

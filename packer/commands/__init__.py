@@ -13,7 +13,7 @@ from packer.commands.inspect import inspect
 from packer.commands.pack import pack
 from packer.commands.plan import plan
 from packer.commands.verify import verify
-from packer.output import make_output
+from packer.output import make_output, writing_results
 from packer.version import VERSION
 
 _USAGE = 2
@@ -51,10 +51,9 @@ def run(arguments: Sequence[str]) -> int:
     output = make_output(verbose="--verbose" in arguments, color="--no-color" not in arguments)
 
     def action() -> int:
-        code = moepack.main(args=list(arguments), prog_name="moepack", standalone_mode=False, obj=tuple(arguments))
-        output.stdout.flush()  # so that what it cannot take is noticed here
+        with writing_results():  # click's own, the help; commands meet their errors themselves
+            code = moepack.main(args=list(arguments), prog_name="moepack", standalone_mode=False, obj=tuple(arguments))
         return code if isinstance(code, int) else 0
 
     code = guarded(output, action, arguments)
-    forget_lost_streams()
-    return code
+    return forget_lost_streams() or code

@@ -69,7 +69,7 @@ def jobs_option(what: str) -> Callable[[Callable[..., int]], Callable[..., int]]
         metavar="N",
         type=click.IntRange(1, MAX_JOBS),
         default=None,
-        help=f"{what}, 1 to {MAX_JOBS}; by default as many as there are processors.",
+        help=f"{what}; by default as many as there are processors.",
     )
 
 

@@ -44,32 +44,27 @@ def guarded(output: Output, action: Callable[[], int], arguments: Sequence[str])
     except OSError as error:
         if error.errno == errno.EPIPE:  # whoever read our output has gone: say nothing
             return _ENVIRONMENT
-        if not _is_of_stdout(error):
-            return _internal(output, error)
-        output.failure(f"cannot write the output: {(error.strerror or str(error)).lower()}")
-        return _ENVIRONMENT
+        return _internal(output, error)
     except Exception as error:  # the last resort: what nobody foresaw is still one line, not a stack trace
         return _internal(output, error)
 
 
-def forget_lost_streams() -> None:
-    """Keep the interpreter from failing at its end because of a stream that takes nothing more."""
+def forget_lost_streams() -> int:
+    """Keep the interpreter from failing at its end because of a stream that takes nothing more.
+
+    Returns:
+        The exit code for results that were lost, 0 if all were written.
+    """
+    code = 0
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
             os.dup2(null, stream.fileno())
+            code = code or (_ENVIRONMENT if stream is sys.stdout else 0)
     os.close(null)
-
-
-def _is_of_stdout(error: OSError) -> bool:
-    """Whether it is stdout that fails: what could not be written is still in its buffer, and fails again."""
-    try:
-        sys.stdout.flush()
-    except OSError as again:
-        return again.errno == error.errno
-    return False
+    return code
 
 
 def _internal(output: Output, error: Exception) -> int:

@@ -95,7 +95,7 @@ def _print(output: Output, report: VerifyReport) -> None:
 def _left_out(left_out: LeftOut, checked: int) -> str:
     which = "; ".join(f"layer {layer} experts {spelled(experts)}" for layer, experts in left_out.experts)
     if len(which) > SHOWN_LEFT_OUT:
-        which = which[:SHOWN_LEFT_OUT] + "..., --json lists all"
+        which = which[:SHOWN_LEFT_OUT].rpartition(",")[0] + ", ... (--json lists all)"
     text = f"{left_out.records} of {counted(left_out.records + checked, 'expert record')}"
     text += f": {which}" if which else ""
     if left_out.shard_digests:

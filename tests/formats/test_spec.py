@@ -129,7 +129,8 @@ def test_extent_past_end(forge: Forge, field: str, value: int) -> None:
     assert tracemalloc.get_traced_memory()[1] < 50_000_000
     tracemalloc.stop()
     assert re.search(
-        "out of range|does not fit|does not follow|not the end|another length|do not fill|page aligned", message
+        "out of range|does not fit|does not follow|not the end|another length|do not fill|page aligned|Expected `int` <=",
+        message,
     )
 
 
@@ -205,6 +206,18 @@ def test_manifest_too_long(forge: Forge) -> None:
     assert "manifest is too long" in refusal(forge.path)
 
 
+@pytest.mark.parametrize("unit", [b"[]", b"{}", b"1", b'"x"'])
+def test_manifest_too_many_values(forge: Forge, unit: bytes) -> None:
+    """In a member that a reader passes over, correctly sealed; refused with no memory taken for the values."""
+    body = (forge.path / "manifest.json").read_bytes()[:-83] + b'"x-a":[' + b",".join([unit] * 8_000_000) + b"],"
+    (forge.path / "manifest.json").write_bytes(seal(body))
+    tracemalloc.start()
+    message = refusal(forge.path)
+    assert tracemalloc.get_traced_memory()[1] < 2 * len(body)
+    tracemalloc.stop()
+    assert "manifest.json: JSON holds too many values (expected at most 1048576" in message
+
+
 @pytest.mark.parametrize("key", ["format", "layer", "codec", "first_row"])
 def test_manifest_duplicate_key(forge: Forge, key: str) -> None:
     body = (forge.path / "manifest.json").read_bytes()[:-83]
@@ -266,6 +279,39 @@ def test_manifest_wrong_type(forge: Forge, place: str, value: object) -> None:
     assert re.search("Expected `int`|unknown format version|number is too long|malformed|out of range|sum", message)
 
 
+@pytest.mark.parametrize("value", [-1, 1 << 63, 1 << 64])
+def test_manifest_int_out_of_range(forge: Forge, value: int) -> None:
+    """Every integer of the manifest, whether anything else depends on it or not, but for ``scale_exponent``."""
+    members = [path for path in _numbers(forge.document) if path[-1] not in ("format_version", "scale_exponent")]
+    assert {path[-1] for path in members} >= {"format_revision", "scale_bias", "seed", "rule", "bytes", "omitted", 1}
+    whole = copy.deepcopy(forge.document)
+    for path in members:
+        forge.document = copy.deepcopy(whole)
+        target: Any = forge.document
+        for key in path[:-1]:
+            target = target[key]
+        target[path[-1]] = value
+        assert re.search("Expected `int` [<>]= ", refusal(forge.save_manifest())), path
+
+
+def _numbers(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every integer of a manifest outside of the recipe and the parameters of codecs."""
+    if path and path[-1] in ("recipe", "parameters"):
+        return []
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    return [
+        found
+        for key, value in items
+        for found in (
+            _numbers(value, (*path, key))
+            if isinstance(value, dict | list)
+            else [(*path, key)]
+            if type(value) is int
+            else []
+        )
+    ]
+
+
 @pytest.mark.parametrize("at", [-1, -2, -3, -40, -70, -83, -84, 0, 500])
 def test_manifest_seal_wrong(forge: Forge, at: int) -> None:
     """Any byte of the file: the seal covers those before it, and its own have one form."""
@@ -318,6 +364,44 @@ def test_manifest_sums_differ(forge: Forge, place: str, member: str) -> None:
     assert f"{place}.{member}" in message
 
 
+@pytest.mark.parametrize("bias", [0, 255, 1 << 40])
+def test_scale_bias_out_of_range(forge: Forge, bias: int) -> None:
+    message = broken(forge, lambda document: document["source"].update(scale_bias=bias))
+    assert f"source.scale_bias is out of range (expected 1 to 254, found {bias})" in message
+
+
+def test_scale_bias_differs(tmp_path: Path) -> None:
+    """From the manifest's side and from the record's; row and header agree."""
+    forge = Forge(build_container(tmp_path / "model.moepack", all_codecs()))
+    assert "bias is not source.scale_bias (expected 125, found 127)" in broken(
+        forge, lambda document: document["source"].update(scale_bias=125)
+    )
+    forge.document["source"]["scale_bias"] = 127
+    forge.patch_row(1, 2, 80, "B", 125)
+    forge.patch_record(1, 2, 48, "B", 125)
+    assert "layer 1 expert 2: bias is not source.scale_bias (expected 127, found 125)" in refusal(forge.save())
+    forge.document["source"]["scale_bias"] = 125
+    read_all(forge.save())
+
+
+@pytest.mark.parametrize("rule", ["", "ignore", "Refuse", "refuse "])
+def test_nonfinite_unknown(forge: Forge, rule: str) -> None:
+    assert "source.nonfinite is not known" in broken(forge, lambda document: document["source"].update(nonfinite=rule))
+
+
+@pytest.mark.parametrize("kind", ["shards", "assets"])
+@pytest.mark.parametrize("names", [("b", "a"), ("a-10", "a-1"), ("\U0001f642", "\uffe6"), ("a", "Z")])
+def test_files_not_sorted(forge: Forge, kind: str, names: tuple[str, str]) -> None:
+    """By bytes: neither by numbers, nor as words, nor by UTF-16."""
+    if kind == "shards":
+        shard = forge.document["source"]["shards"][0]
+        forge.document["source"]["shards"] = [shard | {"name": name} for name in names]
+    else:
+        for asset, name in zip(forge.document["assets"], names, strict=True):
+            asset["path"] = f"assets/{name}"
+    assert f"{kind} are not sorted by name" in refusal(forge.save_manifest())
+
+
 def test_layers_out_of_order(forge: Forge) -> None:
     first, second = forge.document["layers"][:2]
     for member in ("layer", "file"):
@@ -340,16 +424,28 @@ def test_first_row_wrong(forge: Forge, row: int) -> None:
     assert "first_row" in broken(forge, lambda document: document["layers"][1].update(first_row=row))
 
 
-@pytest.mark.parametrize("dropped", [[], [1, 2], [1, 1], [4], [-1]])
+@pytest.mark.parametrize("experts", [3, 5, 65_536])
+@pytest.mark.parametrize("place", ["layer", "architecture"])
+def test_source_experts_differ(forge: Forge, place: str, experts: int) -> None:
+    """``dropped_experts`` and ``experts`` follow, so that nothing but the source's number is wrong."""
+    if place == "architecture":
+        forge.document["architecture"]["experts"] = experts
+        layer = 1
+    else:
+        layer = 3
+        forge.layer(layer).update(source_experts=experts, experts=experts - 1)
+    message = refusal(forge.save_manifest())
+    assert f"layer {layer}]: source_experts is not architecture.experts" in message
+
+
+@pytest.mark.parametrize("dropped", [[], [1, 2], [1, 1], [4]])
 def test_dropped_experts_differ(forge: Forge, dropped: list[int]) -> None:
     message = broken(forge, lambda document: document["layers"][2].update(dropped_experts=dropped))
     assert "dropped" in message
     assert "layer 3" in message
 
 
-@pytest.mark.parametrize(
-    "shape", [[1] * 9, [1 << 48], [-4, 4], [1 << 30, 1 << 30], [0, 1 << 48], [(1 << 42) + 1, 8, 1 << 20]]
-)
+@pytest.mark.parametrize("shape", [[1] * 9, [1 << 48], [1 << 30, 1 << 30], [0, 1 << 48], [(1 << 42) + 1, 8, 1 << 20]])
 def test_tensor_shape_impossible(forge: Forge, shape: list[int]) -> None:
     message = broken(forge, lambda document: document["tensors"][1].update(shape=shape))
     assert re.search("impossible shape|too many dimensions", message)
@@ -368,13 +464,48 @@ def test_tensor_twice(forge: Forge) -> None:
     assert "stands twice" in broken(forge, lambda document: document["tensors"][3].update(name=name))
 
 
-@pytest.mark.parametrize("fate", ["packed", "copied", "dropped", "omitted"])
+@pytest.mark.parametrize("dtype", ["Q9", "", "bf16", "F4", "BF16 "])
+@pytest.mark.parametrize("number", [0, 1])
+def test_tensor_dtype_unknown(forge: Forge, number: int, dtype: str) -> None:
+    """Of a quantised tensor, whose bytes do not depend on it, as well as of a copied one."""
+    message = broken(forge, lambda document: document["tensors"][number].update(dtype=dtype))
+    assert "unknown dtype" in message
+    assert forge.document["tensors"][number]["name"] in message
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F8_E4M3", "F8_E8M0", "I8", "U8", "BOOL"])
+def test_tensor_dtype_not_for_codec(forge: Forge, dtype: str) -> None:
+    message = broken(forge, lambda document: document["tensors"][0].update(dtype=dtype))
+    assert f"codec group_int is not for this dtype (expected F32, F16, BF16, found {dtype})" in message
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_tensor_dtype_of_a_quantised_tensor(forge: Forge, dtype: str) -> None:
+    forge.document["tensors"][0]["dtype"] = dtype
+    read_all(forge.save_manifest())
+
+
+@pytest.mark.parametrize(("number", "layer"), [(0, 0), (1, None), (2, 1), (4, 0), (6, 2), (7, 3), (8, 0)])
+def test_tensor_layer_differs(forge: Forge, number: int, layer: int | None) -> None:
+    message = broken(forge, lambda document: document["tensors"][number].update(layer=layer))
+    assert "layer is not that of the segment" in message
+    assert forge.document["tensors"][number]["name"] in message
+
+
+@pytest.mark.parametrize("fate", ["packed", "copied", "dropped"])
 @pytest.mark.parametrize("change", [-1, 1])
 def test_coverage_sum_differs(forge: Forge, fate: str, change: int) -> None:
     def alter(document: dict[str, Any]) -> None:
         document["coverage"][fate] += change
 
     assert "coverage does not add up" in broken(forge, alter)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_coverage_sum_differs_in_what_was_omitted(tmp_path: Path, change: int) -> None:
+    forge = Forge(build_container(tmp_path / "model.moepack", _partial_spec()))
+    forge.document["coverage"]["omitted"] += change
+    assert "coverage does not add up" in refusal(forge.save_manifest())
 
 
 def test_coverage_counts_differ(forge: Forge) -> None:
@@ -400,18 +531,51 @@ def test_coverage_names_differ(forge: Forge, change: str) -> None:
     assert "digest of the covered names differs" in what
 
 
+def _partial_spec(partial: dict[str, Any] | None = None) -> Spec:
+    """Two layers of four, with two experts each."""
+    layers = {1: Layer((MXFP4, MXFP4)), 2: Layer((MXFP4, MXFP4))}
+    return Spec(layers=layers, partial=partial or {"layers": [1, 2], "experts": None}, omitted=3)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        {"layers": [2, 1]}, {"layers": [1, 1, 2]}, {"layers": [1, 2, 4]}, {"layers": [1, 2, 1 << 40]},
+        {"experts": [1, 0]}, {"experts": [0, 0, 1]}, {"experts": [0, 1, 2]}, {"layers": [1]}, {"layers": []},
+    ],
+)  # fmt: skip
+def test_partial_selection_wrong(tmp_path: Path, selection: dict[str, list[int]]) -> None:
+    forge = Forge(build_container(tmp_path / "model.moepack", _partial_spec()))
+    forge.document["partial"] |= selection
+    message = refusal(forge.save_manifest())
+    assert re.search("is not an ascending list|a layer is outside partial.layers", message)
+
+
+@pytest.mark.parametrize("experts", [None, [], [0], [0, 1]])
+@pytest.mark.parametrize("layers", [[1, 2], [0, 1, 2, 3]])
+def test_partial_selections_that_are_sound(tmp_path: Path, layers: list[int], experts: list[int] | None) -> None:
+    read_all(build_container(tmp_path / "model", _partial_spec({"layers": layers, "experts": experts})))
+
+
+def test_partial_omits_nothing(tmp_path: Path) -> None:
+    forge = Forge(build_container(tmp_path / "model.moepack", _partial_spec()))
+    forge.document["coverage"]["omitted"] = 0
+    forge.document["source"]["tensors"] -= 3
+    assert "nothing was omitted, yet partial is not null" in refusal(forge.save_manifest())
+
+
 @pytest.mark.parametrize("missing", ["layer", "expert", "omitted"])
 def test_partial_not_marked(tmp_path: Path, missing: str) -> None:
-    layers = {1: Layer((MXFP4, MXFP4)), 2: Layer((MXFP4, MXFP4))}
-    partial = {"layers": [1, 2], "experts": None}
-    path = build_container(tmp_path / "model.moepack", Spec(layers=layers, partial=partial, omitted=3))
+    path = build_container(tmp_path / "model.moepack", _partial_spec())
     read_all(path)
     forge = Forge(path)
     forge.document["partial"] = None
     if missing == "layer":
         forge.document["architecture"]["moe_layers"] = [1, 2, 3]
     elif missing == "expert":
-        forge.document["layers"][0].update(source_experts=3, experts=3)
+        forge.document["architecture"]["experts"] = 3
+        for info in forge.document["layers"]:
+            info.update(source_experts=3, experts=3)
     if missing != "omitted":
         forge.document["coverage"]["omitted"] = 0
         forge.document["source"]["tensors"] -= 3
@@ -724,6 +888,23 @@ def test_segments_not_contiguous(forge: Forge, change: tuple[str, int]) -> None:
     segment = forge.document["trunk"]["segments"][1]
     segment[member] += by
     assert re.search(r"segments\[layer|does not fit|segment", refusal(forge.save_manifest()))
+
+
+@pytest.mark.parametrize(
+    "name", ["", "layer", "layer.", "layer.4", "layer.01", "layer.-1", "layer.\u0661", "Layer.0", "head", "layer.1 "]
+)
+def test_segment_unknown(forge: Forge, name: str) -> None:
+    message = broken(forge, lambda document: document["trunk"]["segments"][2].update(name=name))
+    assert "segment has an unknown name (expected embedding, layer.0 to layer.3, output," in message
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(0, "output"), (1, "embedding"), (1, "layer.1"), (2, "layer.3"), (3, "layer.0"), (5, "other"), (6, "output")],
+)
+def test_segments_out_of_order(forge: Forge, number: int, name: str) -> None:
+    message = broken(forge, lambda document: document["trunk"]["segments"][number].update(name=name))
+    assert "segments are not in the order of the forward pass" in message
 
 
 @pytest.mark.parametrize("by", [-64, -1, 1, 64, 4096])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.errors import FormatError
-from formats.strict_json import MAX_DEPTH, parse, parse_object
+from formats.strict_json import MAX_DEPTH, MAX_VALUES, parse, parse_object
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_src_05_documents_that_are_refused(document: bytes, message: str) -> Non
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 @pytest.mark.parametrize("closed", [True, False])
-@pytest.mark.parametrize("depth", [100_000, 2_500_000])
+@pytest.mark.parametrize("depth", [100_000, 1_000_000])
 def test_src_06_bottomless_nesting_is_refused(opening: bytes, closed: bool, depth: int) -> None:
     closing = {b"[": b"]", b'{"a":': b"}"}[opening]
     with pytest.raises(FormatError, match="nested too deeply"):
@@ -65,6 +66,26 @@ def test_src_06_depth_limit_is_exact() -> None:
         for inner in (b"", b"1", b"{}"):
             with pytest.raises(FormatError, match="nested too deeply"):
                 parse(b"[" * depth + inner + b"]" * depth, where="file")
+
+
+@pytest.mark.parametrize("unit", [b"[]", b"{}", b"0", b'""', b'"a":0', b'{"a":0}'])
+def test_number_of_values_is_bounded_before_they_are_made(unit: bytes) -> None:
+    opening, closing = (b"{", b"}") if unit == b'"a":0' else (b"[", b"]")
+    document = opening + b",".join([unit] * (12_000_000 // len(unit))) + closing
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match=f"too many values .*expected at most {MAX_VALUES}, found "):
+            parse(document, where="file")
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_limit_of_values_is_exact() -> None:
+    """An opening bracket, a comma behind each value but the last."""
+    assert parse(b"[" + b"0," * (MAX_VALUES - 1) + b"0]", where="file") == [0] * MAX_VALUES
+    with pytest.raises(FormatError, match=f"expected at most {MAX_VALUES}, found {MAX_VALUES + 1}"):
+        parse(b"[" + b"0," * MAX_VALUES + b"0]", where="file")
 
 
 def test_brackets_inside_strings_are_no_nesting() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gzip
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -25,6 +28,7 @@ from packer.commands.errors import guarded
 from packer.machine import processors
 from packer.output import make_output
 from packer.preflight import WORK_DIR
+from packer.system import SYSTEM
 from packer.verify import verify
 from tests.support.containers import Forge, build_container
 
@@ -90,6 +94,9 @@ def test_help_of_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert (captured.out, captured.err[:6]) == ("", "Usage:")
     assert tuple(moepack.commands) == COMMANDS
+    listed = shown[shown.index("Commands:") : shown.index("Exit codes:")]
+    assert not [line for line in listed.splitlines() if line.endswith("...") and "fetch" not in line]
+    assert "  moepack pack checkpoint/ model.moepack\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -221,9 +228,8 @@ def test_verify_lists_all_problems_in_json_and_some_for_people(path: Path, capsy
         (path / "assets" / f"stray{number:03d}").write_bytes(b"")
     assert run(["verify", str(path), "--level", "structure"]) == 1
     captured = capsys.readouterr()
-    assert captured.out.count("problem    ") == 50
-    assert "and 70 more problems" in captured.out
-    assert "hint: --json" in captured.err
+    assert captured.out.count("problem    ") == 10
+    assert "and 110 more; --json lists all\n" in captured.out
     assert run(["verify", str(path), "--level", "structure", "--json"]) == 1
     assert len(json.loads(capsys.readouterr().out)["problems"]) == 120
 
@@ -242,13 +248,60 @@ def test_verify_against_its_source(tiny: Path, capsys: pytest.CaptureFixture[str
     assert run(["verify", str(tiny), "--source", K3, "--level", "structure"]) == 0
     assert "the source is not used at level structure" in capsys.readouterr().err
     assert run(["verify", str(tiny), "--level", "parity"]) == 2
+    capsys.readouterr()
     assert run(["verify", str(tiny), "--source", str(DATA / "kimi-linear-tiny")]) == 1
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem ")]
+    assert shown[0].startswith(
+        "problem    source: not the source that the container was packed from: family kimi_linear,"
+    )
+    assert len(shown) == 10
 
 
 def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(tmp_path)]) == 3
     assert "hint: an interrupted pack continues" in capsys.readouterr().err
-    assert run(["verify", str(tmp_path / "absent")]) == 3
+    (tmp_path / "file").write_bytes(b"")
+    for name in ("absent", "file"):
+        for command in (["verify"], ["inspect"], ["inspect", "--layer", "1"]):
+            assert run([*command, str(tmp_path / name)]) == 2
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_checkpoint_in_place_of_a_container(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, K3]) == 3
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith("this is a checkpoint, not a container")
+    assert hint == f"hint: make a container of it: moepack pack {K3} NAME.moepack"
+
+
+def test_a_container_or_nothing_in_place_of_a_checkpoint(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(path)]) == 3
+    assert f"this is a container, not a checkpoint\nhint: moepack inspect {path}\n" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert run(["plan", str(tmp_path / "empty")]) == 3
+    assert f"error: {tmp_path / 'empty'}: not a checkpoint" in capsys.readouterr().err
+
+
+def test_exit_codes_for_damage_are_told_apart(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "exit code 1, and each problem is named" in text
+    assert "Exit code 3 means that nothing could be checked" in text
+    (path / "manifest.json").write_bytes(b"{")
+    assert run(["verify", str(path)]) == 3
+    assert "hint: the container is too damaged to be checked" in capsys.readouterr().err
+
+
+def test_what_a_sample_left_out_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 4, 4 and 3 records one each is looked at, and the last one."""
+    assert run(["verify", str(path), "--sample", "0.01"]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert line == (
+        "left out   7 of 11 expert records: layer 1 experts 0-1,3; layer 2 experts 0-1,3; layer 3 experts 0"
+    )
 
 
 def test_cli_03_names_from_files_are_escaped(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,6 +378,18 @@ def test_plan_for_people_and_settings(capsys: pytest.CaptureFixture[str]) -> Non
     captured = capsys.readouterr()
     assert "32 in 2 layers as group_int" in captured.out
     assert "note: partial container: layers 1-2" in captured.err
+    assert re.search(r"\ntime         about [0-9]+ (s|min) .*\(numpy kernels", captured.out)
+    assert "note: limit of experts: 0.25 -> 0.2, usual for 4 bits" in captured.err
+    assert "recipe       kimi-k3+set: changed: experts.codec=group_int, experts.bits=4" in captured.out
+    assert all(line == line.rstrip() for line in captured.out.splitlines())
+    assert run(["plan", K3, "--layers", "0"]) == 0
+    assert "experts      no experts in this selection\n" in capsys.readouterr().out
+    assert run(["plan", K3, "--layers", "1", "--jobs", "1"]) == 0
+    captured = capsys.readouterr()
+    assert "in 1 layer as" in captured.out
+    assert "with 1 job\n" in captured.out
+    assert run(["plan", str(DATA / "k3-small"), "--layers", "1"]) == 0
+    assert "bits a weight, codebooks, scales and padding included\n" in capsys.readouterr().out
     assert run(["plan", K3, "--recipe", "absent"]) == 2
     assert run(["plan", K3, "--recipe", "kimi-linear"]) == 2
     assert run(["plan", K3, "--set", "experts.stages"]) == 2
@@ -359,12 +424,16 @@ def test_pack_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (document["already_complete"], document["over_limit"]) == (False, [])
     assert run(arguments) == 0
     captured = capsys.readouterr()
-    assert "complete already" in captured.err
+    assert "complete already; its bytes were not checked again\n" in captured.err
     assert report.container_id in captured.out
     assert f"hint: moepack verify {shlex.quote(str(out))} --source " in captured.err
     assert run(["inspect", str(out), "--json"]) == 0
     source = json.loads(capsys.readouterr().out)["source"]
     assert (source["repository"], source["commit"]) == ("org/name", "abc")
+    before = snapshot(out)
+    assert run([*arguments, "--restart", "--json"]) == 0
+    assert "a finished container is never overwritten, remove it first" in capsys.readouterr().err
+    assert snapshot(out) == before
     assert run([*arguments, "--commit", "other"]) == 2
 
 
@@ -372,7 +441,9 @@ def test_pack_over_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     """QNT-05: exit code 1, the worst named, and the container is there to be looked at."""
     settings = ["--set", "experts.codec=group_int", "--set", "experts.bits=4", "--set", "experts.max_rel_error=0.001"]
     assert run(["pack", K3, str(tmp_path / "out"), *settings, "--layers", "1", "--experts", "0"]) == 1
-    assert "over limit    layer 1 expert 0" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "over limit    layer 1 expert 0" in captured.out
+    assert f"remove {tmp_path / 'out'} or choose another output before packing again" in captured.err
     assert run(["verify", str(tmp_path / "out"), "--level", "structure"]) == 1
 
 
@@ -387,6 +458,19 @@ def test_pln_04_a_dry_run_changes_nothing(tiny: Path, tmp_path: Path, capsys: py
         assert document["already_complete"] == (out == tiny)
     assert document["container_bytes"] == sum(file.stat().st_size for file in tiny.rglob("*") if file.is_file())
     assert run(["pack", K3, f"{K3}/inside", "--dry-run"]) == 2
+
+
+def test_pln_05_a_dry_run_compares_the_free_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = sys.modules[pack_command.callback.__module__]  # type: ignore[union-attr]
+    full = dataclasses.replace(SYSTEM, available=lambda path: 1000)
+    monkeypatch.setattr(module, "check_space", functools.partial(module.check_space, system=full))
+    assert run(["pack", K3, str(tmp_path / "out"), "--dry-run"]) == 4
+    captured = capsys.readouterr()
+    assert "not enough space" in captured.err
+    assert "container " in captured.out  # the plan is shown all the same
+    assert not (tmp_path / "out").exists()
 
 
 def test_pln_06_fewer_jobs_where_memory_is_short(
@@ -455,6 +539,24 @@ def test_nobody_reads_on(path: Path) -> None:
     assert (done.returncode, done.stderr) == (4, b"")
 
 
+@pytest.mark.parametrize("arguments", [["inspect"], ["inspect", "--layer", "1"], ["--help"], ["inspect", "--json"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_stdout_that_takes_nothing(path: Path, arguments: list[str], unbuffered: str) -> None:
+    """A closed pipe is met in silence and a full device with one line, wherever it is noticed; always 4."""
+    command = [sys.executable, "-m", "packer", *arguments, *([str(path)] if arguments[0] == "inspect" else [])]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=ROOT, env=environment, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (4, b"")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, cwd=ROOT, env=environment, check=False)
+        assert (done.returncode, done.stderr) == (4, b"error: cannot write the output: no space left on device\n")
+        done = subprocess.run(command, stdout=full, stderr=full, cwd=ROOT, env=environment, check=False)
+        assert done.returncode == 4
+
+
 # Start-up
 
 
@@ -471,6 +573,23 @@ def test_bld_05_another_package_of_the_same_name(tmp_path: Path, name: str) -> N
     assert f"another package called {name} is in the way" in done.stderr
     assert str(tmp_path / name) in done.stderr
     assert "hint: " in done.stderr
+
+
+@pytest.mark.parametrize("name", ["numpy", "packer.commands"])
+def test_an_interruption_while_importing(tmp_path: Path, name: str) -> None:
+    """The libraries take a moment to import, and that is when people notice that they mistyped."""
+    code = f"""
+import importlib.abc, sys
+class Stub(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {name!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stub())
+from packer import cli
+sys.exit(cli.main(['--version']))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
 def test_our_own_packages_are_recognised() -> None:
@@ -521,7 +640,7 @@ def test_cli_05_pack_stops_and_continues(tmp_path: Path, number: signal.Signals)
     assert again == arguments
     done = process(*again, cwd=ROOT)
     assert done.returncode == 0
-    assert "units were done before" in done.stderr
+    assert re.search(r"continued: [0-9]+ units? done before", done.stderr)
     assert verify(out).ok
 
 

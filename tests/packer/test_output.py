@@ -131,6 +131,39 @@ def test_colours_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not make_output().color
 
 
+def test_the_first_frame_of_a_bar_has_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    output = Output(Terminal(), Terminal(), color=False)
+    with ProgressLine(output, "pack"):
+        assert text(output.stderr) == ""
+    assert text(output.stderr) == ""
+    with ProgressLine(output, "pack") as line:
+        line(Progress(0, 1024, "x"))
+    assert "?" not in text(output.stderr).replace("\x1b[?", "")
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_tables_are_not_folded_and_have_no_trailing_blanks(
+    stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    output = Output(stream(), io.StringIO(), color=False)
+    output.table("", ["name", "what"], [("model.layers.3.block_sparse_moe.experts.17", "x"), ("short", "")])
+    lines = text(output.stdout).splitlines()
+    assert any("model.layers.3.block_sparse_moe.experts.17" in line for line in lines)
+    assert "short" in lines
+
+
+def test_where_nobody_can_be_told_the_work_goes_on() -> None:
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    output = Output(io.StringIO(), Full())
+    output.note("a note")
+    output.failure("a failure")
+
+
 # Numbers for people
 
 

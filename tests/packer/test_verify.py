@@ -181,7 +181,7 @@ def test_damage_does_not_stop_the_rest(forge: Forge) -> None:
         "index.bin",
         "assets/config.json",
     ]
-    assert "4 records were not checked" in report.problems[0].what
+    assert "its 4 records not checked" in report.problems[0].what
     assert report.records_checked == 7
 
 
