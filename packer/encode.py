@@ -2,7 +2,7 @@
 
 The way is that of one expert everywhere in this repository: source bytes -> float32 rows
 (``SourceMatrix.to_float32``) -> row scales (``rvq.row_scales``) -> 8-vectors (``rvq.to_vectors``) -> codebooks
-(``codebooks.fit_codebooks``) -> indices (``rvq.encode_greedy``) -> record bytes (:func:`build_record`) ->
+(``codebooks.fit_codebooks``) -> indices (``codebooks.choose_indices``) -> record bytes (:func:`build_record`) ->
 digest (:func:`record_digest`). One matrix is held in float32 at a time; :func:`peak_bytes` states the memory.
 """
 
@@ -15,17 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 from blake3 import blake3
 
-from formats import codecs, layout
+from formats import codecs, kernels, layout
 from formats.codecs import Parameters, group_int, mxfp4, raw, rvq
-from formats.codecs.common import Buffer, Single, choose_exponent
+from formats.codecs.common import Buffer, Half, Octets, Single, choose_exponent, to_single
 from formats.errors import FormatError, UsageError
 from formats.layout import SHARED, Codec, Matrix, MatrixEntry, RecordHeader, Section, SectionKind
 from formats.source import SourceMatrix
-from packer.codebooks import fit_codebooks, sample_indices
+from packer.codebooks import EFFORTS, EffortName, choose_indices, fit_codebooks, fitted_scales, refit
 from packer.encode_trunk import squared_sums
 
 _SEED_CONTEXT = b"moepack expert seed 1"
-_CHUNK_VALUES = 1 << 18  # weights whose errors are summed in float64 at once
 _FIXED_BYTES = 48 << 20  # tables, chunks and k-means, whatever the size of the expert
 
 Sections = Mapping[tuple[SectionKind, int], Buffer]  # by kind and matrix number (or SHARED)
@@ -56,7 +55,7 @@ class _Coded:
 
     sections: Sections
     exponents: tuple[int, int, int]
-    sums: tuple[list[tuple[float, float]], ...]
+    sums: tuple[tuple[float, float], ...]
 
 
 def encode_expert(
@@ -68,7 +67,9 @@ def encode_expert(
     codec: Codec,
     parameters: Parameters,
     seed: int,
+    effort: EffortName = "default",
     bias: int = mxfp4.DEFAULT_BIAS,
+    weights: Sequence[Single] | None = None,
 ) -> EncodedRecord:
     """Encode an expert. The result depends on the arguments alone, not on what was encoded before.
 
@@ -78,7 +79,10 @@ def encode_expert(
         source_expert: as numbered in the source.
         codec, parameters: what the plan decided.
         seed: of the recipe, 0 to 2**64 - 1.
+        effort: of the recipe: how much work goes into fitting and searching.
         bias: of the source's MXFP4 scales.
+        weights: for gate, up and down float32 [cols], what a squared error in each column counts in fitting, or none.
+            Recorded errors are plain ones all the same.
 
     Raises:
         FormatError: weights that are not finite, or beyond what the codec can hold.
@@ -86,13 +90,13 @@ def encode_expert(
     """
     where = layout.record_name(layer, source_expert)
     if isinstance(parameters, rvq.Parameters):
-        coded = _encode_rvq(sources, parameters, expert_seed(seed, layer, source_expert), bias, where)
+        coded = _encode_rvq(sources, parameters, expert_seed(seed, layer, source_expert), effort, bias, weights, where)
     elif isinstance(parameters, group_int.Parameters):
         coded = _encode_group_int(sources, parameters, bias, where)
     else:
         coded = _keep(sources, codec, parameters, bias, where)
-    errors = [_stored(layout.relative_error(sums)) for sums in coded.sums]
-    rel_error = _stored(layout.relative_error([pair for sums in coded.sums for pair in sums]))
+    errors = [_stored(layout.relative_error([pair])) for pair in coded.sums]
+    rel_error = _stored(layout.relative_error(coded.sums))
     gate, up, down = (
         MatrixEntry(source.rows, source.cols, exponent, error, source.digest)
         for source, exponent, error in zip(sources, coded.exponents, errors, strict=True)
@@ -184,51 +188,84 @@ def peak_bytes(codec: Codec, parameters: Parameters, shapes: codecs.Shapes, sour
         source_bytes: of the three matrices as read.
     """
     largest = max(rows * cols for rows, cols in shapes)
-    return source_bytes + 2 * codecs.record_bytes(codec, parameters, shapes) + 3 * 4 * largest + _FIXED_BYTES
+    total = source_bytes + 2 * codecs.record_bytes(codec, parameters, shapes) + 3 * 4 * largest + _FIXED_BYTES
+    if codec == Codec.RVQ:  # the vectors of all matrices at once, and their indices before they are blocked
+        vectors = sum(rows * rvq.vectors_per_row(cols) for rows, cols in shapes)
+        total += vectors * (4 * rvq.DIMENSION + rvq.MAX_STAGES)
+    return total
 
 
 def _encode_rvq(
-    sources: Sequence[SourceMatrix], parameters: rvq.Parameters, seed: int, bias: int, where: str
+    sources: Sequence[SourceMatrix],
+    parameters: rvq.Parameters,
+    seed: int,
+    effort: EffortName,
+    bias: int,
+    weights: Sequence[Single] | None,
+    where: str,
 ) -> _Coded:
-    """Codebooks of the expert or of each matrix, then scales and indices matrix by matrix."""
+    """Codebooks of the expert or of each matrix, its indices, and the row scales that fit them."""
     sections: dict[tuple[SectionKind, int], Buffer] = {}
+    coded = {}
     if parameters.scope == "expert":
-        shared = fit_codebooks(_expert_sample(sources, seed, bias, where), parameters, seed=seed)
-        sections[SectionKind.CODEBOOKS, SHARED] = rvq.pack_codebooks(shared)
+        books, fitted = _fit(sources, parameters, seed, effort, bias, weights, where)
+        sections[SectionKind.CODEBOOKS, SHARED] = rvq.pack_codebooks(books)
+        coded = {matrix: (books, codes) for matrix, codes in zip(Matrix, fitted, strict=True)}
     exponents = []
     sums = []
     for matrix, source in zip(Matrix, sources, strict=True):
         place = f"{where} {matrix.label}"
-        values = source.to_float32(bias)
-        scales, exponent = rvq.row_scales(values, where=place)
-        vectors = rvq.to_vectors(values, scales, exponent)
-        rows, per_row, _ = vectors.shape
+        own = None if weights is None else [weights[matrix]]
         if parameters.scope == "matrix":
-            shared = fit_codebooks(vectors.reshape(-1, rvq.DIMENSION), parameters, seed=seed)
-            sections[SectionKind.CODEBOOKS, matrix] = rvq.pack_codebooks(shared)
-        codes = rvq.encode_greedy(vectors.reshape(-1, rvq.DIMENSION), shared.astype(np.float32))
-        del vectors
-        sections[SectionKind.SCALES, matrix] = scales.astype("<f2").tobytes()
-        sections[SectionKind.CODES, matrix] = rvq.pack_codes(codes.reshape(rows, per_row, parameters.stages))
+            books, (codes,) = _fit([source], parameters, seed, effort, bias, own, place)
+            sections[SectionKind.CODEBOOKS, matrix] = rvq.pack_codebooks(books)
+            coded[matrix] = (books, codes)
+        books, codes = coded.pop(matrix)
+        packed = kernels.pack_rvq(codes)
+        values = source.to_float32(bias)
+        ones = np.ones(source.rows, dtype=np.float32)
+        decoded = kernels.decode_rvq(packed, books.astype(np.float32), ones, source.cols)
+        stored, exponent = fitted_scales(
+            values, decoded, *rvq.row_scales(values, where=place), weights=None if own is None else own[0], where=place
+        )
+        sections[SectionKind.SCALES, matrix] = stored.astype("<f2").tobytes()
+        sections[SectionKind.CODES, matrix] = packed.tobytes()
+        decoded *= to_single(stored, exponent)[:, None]  # the decoder's last operation, so this is what it gives
         exponents.append(exponent)
-        sums.append(_measure(values, Codec.RVQ, parameters, sections, matrix, exponent, place))
+        sums.append(squared_sums(values, decoded))
     return _Coded(sections, (exponents[0], exponents[1], exponents[2]), tuple(sums))
 
 
-def _expert_sample(sources: Sequence[SourceMatrix], seed: int, bias: int, where: str) -> Single:
-    """Vectors of all three matrices to fit codebooks to: float32 [up to SAMPLE_VECTORS, 8]."""
-    counts = [source.rows * rvq.vectors_per_row(source.cols) for source in sources]
-    chosen = sample_indices(sum(counts), seed)
-    sample = np.empty((len(chosen), rvq.DIMENSION), dtype=np.float32)
-    first = 0
-    for matrix, source in zip(Matrix, sources, strict=True):
-        low, high = np.searchsorted(chosen, (first, first + counts[matrix]))
+def _fit(
+    sources: Sequence[SourceMatrix],
+    parameters: rvq.Parameters,
+    seed: int,
+    effort: EffortName,
+    bias: int,
+    weights: Sequence[Single] | None,
+    where: str,
+) -> tuple[Half, list[Octets]]:
+    """Codebooks for matrices that share them, and the indices of each, uint8 [rows, vectors, stages]."""
+    work = EFFORTS[effort]
+    vectors = []
+    for source in sources:
         values = source.to_float32(bias)
-        scales, exponent = rvq.row_scales(values, where=f"{where} {matrix.label}")
-        vectors = rvq.to_vectors(values, scales, exponent).reshape(-1, rvq.DIMENSION)
-        sample[low:high] = vectors[chosen[low:high] - first]
-        first += counts[matrix]
-    return sample
+        scales, exponent = rvq.row_scales(values, where=where)
+        vectors.append(rvq.to_vectors(values, scales, exponent))
+    by_vector = None if weights is None else [_by_vector(part) for part in weights]
+    books = fit_codebooks(vectors, parameters, seed=seed, effort=work, weights=by_vector)
+    codes = [
+        choose_indices(part, books, width=work.width, weights=None if by_vector is None else by_vector[number])
+        for number, part in enumerate(vectors)
+    ]
+    return refit(books, vectors, codes, weights=by_vector), codes
+
+
+def _by_vector(weights: Single) -> Single:
+    """Weights float32 [cols] as float32 [vectors, 8]; columns that fill up the last vector count nothing."""
+    filled = np.zeros(rvq.vectors_per_row(len(weights)) * rvq.DIMENSION, dtype=np.float32)
+    filled[: len(weights)] = weights
+    return filled.reshape(-1, rvq.DIMENSION)
 
 
 def _encode_group_int(
@@ -287,13 +324,12 @@ def _measure(
     matrix: Matrix,
     exponent: int,
     where: str,
-) -> list[tuple[float, float]]:
-    """Squared sums (difference, source) of runs of rows, from decoding the sections as a reader would."""
+) -> tuple[float, float]:
+    """Squared sums (difference, source) of a matrix, from decoding the sections as a reader would."""
     rows, cols = values.shape
     own = {kind: data for (kind, owner), data in sections.items() if owner in (matrix, SHARED)}
     decoded = codecs.decode_sections(codec, parameters, rows, cols, own, scale_exponent=exponent, where=where)
-    step = max(1, _CHUNK_VALUES // cols)
-    return [squared_sums(values[top : top + step], decoded[top : top + step]) for top in range(0, rows, step)]
+    return squared_sums(values, decoded)
 
 
 def _stored(error: float) -> float:

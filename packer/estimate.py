@@ -22,7 +22,6 @@ from formats.dtypes import by_name
 from formats.families import Model
 from formats.layout import Codec, SectionKind
 from formats.manifest import Manifest
-from packer.codebooks import ROUNDS, SAMPLE_VECTORS
 from packer.encode import peak_bytes
 from packer.encode_trunk import BLOCK_BYTES
 from packer.journal import RESERVE_BYTES
@@ -34,15 +33,13 @@ RECORD_BYTES = 1000  # an expert record: its place in the plan, its journal entr
 ELEMENT_BYTES = 60  # an element of a block that is quantised: source, float32, codes, decoded, float64 for the error
 COPY_BLOCKS = 4  # blocks of a tensor that is copied
 
-# Processor time of the numpy kernels, measured on one core of a small cloud machine.
-TIME_BASIS = "numpy kernels on one core of a small cloud machine, jobs on cores of their own, disks not the limit"
-SEARCH_SECONDS = 2.3e-9  # a vector and an entry of a stage: the distance between them
-FIT_VECTORS = SAMPLE_VECTORS * (ROUNDS + 1)  # searched while fitting a stage, at most
-# A weight: decoding the source, measuring the error, hashing.
-WEIGHT_SECONDS: Mapping[Codec, float] = MappingProxyType(
-    {Codec.RVQ: 40e-9, Codec.MXFP4: 32e-9, Codec.GROUP_INT: 40e-9, Codec.RAW: 32e-9}
-)
-TRUNK_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.GROUP_INT: 36e-9, Codec.RAW: 2.5e-9})
+# Processor time of the compiled kernels, measured on one core with AVX-512; others take 1.3 to 20 times as long.
+TIME_BASIS = "measured on AVX-512 cores, jobs on cores of their own, disks not the limit"
+FIT_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 0.07, "default": 0.54, "max": 5.1})  # an expert
+RVQ_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 30e-9, "default": 95e-9, "max": 350e-9})  # a weight
+# A weight of other codecs: decoding the source, measuring the error, hashing.
+WEIGHT_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.MXFP4: 5e-9, Codec.GROUP_INT: 30e-9, Codec.RAW: 5e-9})
+TRUNK_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.GROUP_INT: 35e-9, Codec.RAW: 2.5e-9})
 
 
 @dataclass(frozen=True)
@@ -89,19 +86,22 @@ def _tensor_peak(tensor: TensorPlan) -> int:
     return ELEMENT_BYTES * elements + 2 * scales
 
 
-def seconds_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> float:
-    """Processor seconds of a pack, on the basis of ``TIME_BASIS``; reading and writing are not counted."""
-    shapes = model.architecture.expert_shapes
-    weights = sum(rows * cols for rows, cols in shapes)
+def seconds_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan], effort: str) -> float:
+    """Processor seconds of a pack, on the basis of ``TIME_BASIS``; reading and writing are not counted.
+
+    Codebooks are fitted to samples, so that their time hardly depends on the size of an expert; the search is linear
+    in weights, stages and entries, and its figures are those of three stages of 256.
+    """
+    weights = sum(rows * cols for rows, cols in model.architecture.expert_shapes)
     kinds = Counter((record.codec, record.parameters) for layer in layers for record in layer.records)
     seconds = 0.0
     for (codec, parameters), count in kinds.items():
-        seconds += count * weights * WEIGHT_SECONDS[codec]
         if isinstance(parameters, rvq.Parameters):
-            vectors = [rows * rvq.vectors_per_row(cols) for rows, cols in shapes]
-            fits = [sum(vectors)] if parameters.scope == "expert" else vectors
-            searched = sum(vectors) + sum(min(fit * (ROUNDS + 1), FIT_VECTORS) for fit in fits)
-            seconds += count * searched * parameters.stages * parameters.entries * SEARCH_SECONDS
+            share = parameters.stages * parameters.entries / (3 * 256)
+            fits = 1 if parameters.scope == "expert" else 3
+            seconds += count * share * (fits * FIT_SECONDS[effort] + weights * RVQ_SECONDS[effort])
+        else:
+            seconds += count * weights * WEIGHT_SECONDS[codec]
     for segment in segments:
         seconds += sum(math.prod(tensor.shape) * TRUNK_SECONDS[tensor.codec] for tensor in segment.tensors)
     return seconds

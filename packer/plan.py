@@ -20,6 +20,7 @@ from formats.layout import Codec
 from formats.manifest import BLANK_DIGEST, TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
 from formats.spelling import spelled
 from packer.assemble import draft_manifest
+from packer.codebooks import ARITHMETIC, METHOD
 from packer.estimate import journal_bytes, memory_of, seconds_of
 from packer.layout_plan import (
     LayerPlan,
@@ -52,7 +53,6 @@ def make_plan(
     jobs: int = 1,
     repository: str | None = None,
     commit: str | None = None,
-    kernel: str = "numpy",
 ) -> Plan:
     """Plan a container.
 
@@ -63,7 +63,6 @@ def make_plan(
         selection: layers and experts to pack, or None for all.
         jobs: units that are to run at a time; changes the memory only.
         repository, commit: the source's name and revision, if they are known; they stand in the container.
-        kernel: which implementation fits and encodes; it stands in the container.
 
     Raises:
         UsageError: the recipe does not suit the model, no rule takes a tensor, the selection is empty or unknown.
@@ -80,9 +79,7 @@ def make_plan(
     codec, parameters, note = expert_codec(recipe, architecture)
     layers = plan_layers(architecture, codec, parameters, selection)
     trunk = plan_trunk(model.trunk, recipe, selection)
-    fitting = Fitting(
-        method=_method(recipe, codec), seed=recipe.fitting.seed, kernel=kernel if codec == Codec.RVQ else "none"
-    )
+    fitting = Fitting(method=_method(recipe, codec), seed=recipe.fitting.seed, kernel=ARITHMETIC)
     draft = draft_manifest(
         checkpoint,
         model,
@@ -114,15 +111,15 @@ def make_plan(
         jobs=jobs,
         manifest_bytes=planned_bytes(draft),
         journal_bytes=journal_bytes(identity, len(units), draft),
-        work_seconds=seconds_of(model, layers, trunk.segments),
+        work_seconds=seconds_of(model, layers, trunk.segments, recipe.fitting.effort),
     )
 
 
 def _method(recipe: Recipe, codec: Codec) -> str:
     """How lossy expert codes are chosen, as the manifest says it."""
     if codec == Codec.RVQ and isinstance(recipe.experts, Rvq):
-        return f"residual k-means, effort {recipe.fitting.effort}"
-    return "largest magnitude" if codec == Codec.GROUP_INT else "none"
+        return f"{METHOD}, effort {recipe.fitting.effort}"
+    return "least squares" if codec == Codec.GROUP_INT else "none"
 
 
 def _units(layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> Iterator[Unit]:

@@ -86,6 +86,7 @@ def _pack_record(
         codec=record.codec,
         parameters=record.parameters,
         seed=plan.recipe.fitting.seed,
+        effort=plan.recipe.fitting.effort,
         bias=plan.recipe.source.mxfp4_bias,
     )
     write_at(output, record.offset, encoded.record, system=system)

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from formats import kernels
 from formats.codecs.common import (
     Buffer,
     Half,
@@ -129,8 +130,9 @@ def _exact_scales(values: Single, parameters: Parameters) -> NDArray[np.float64]
 def encode(values: Single, parameters: Parameters, exponent: int, *, where: str = "tensor") -> tuple[Octets, Half]:
     """Encode rows under a scale exponent that was chosen for the whole tensor.
 
-    The scale of a group is its largest magnitude over 127 or 7, rounded to float16; codes are then chosen
-    with the scale as stored, half to even, and clipped.
+    The scale of a group is the float16 number, among some from the largest magnitude over 127 or 7 downwards, whose
+    codes leave the least squared error (``formats.kernels.fit_group_int``). Codes are chosen with the scale as stored,
+    half to even, and clipped to what two's complement holds.
 
     Args:
         values: float32 [rows, cols].
@@ -143,8 +145,11 @@ def encode(values: Single, parameters: Parameters, exponent: int, *, where: str 
         FormatError: values that are not finite, or a scale too large for float16.
     """
     exact = _exact_scales(values, parameters)
-    span(exact, where=where)  # refuses NaN and infinity
-    scales = to_half(exact, exponent, where=where)
+    span(exact)  # refuses NaN and infinity
+    to_half(exact, exponent, where=where)  # refuses what no scale can hold
+    scales = kernels.fit_group_int(
+        np.ascontiguousarray(values), bits=parameters.bits, group=parameters.group, exponent=exponent
+    )
     rows, cols = values.shape
     meant = to_single(scales, exponent)
     codes = np.empty((rows, dict(row_sections(cols, parameters))[SectionKind.CODES]), dtype=np.uint8)
@@ -154,7 +159,7 @@ def encode(values: Single, parameters: Parameters, exponent: int, *, where: str 
         wide = np.repeat(meant[top : top + step], parameters.group, axis=1)[:, :cols]
         ratio = np.zeros(wide.shape, dtype=np.float32)
         np.divide(values[top : top + step], wide, out=ratio, where=wide != 0)
-        whole = np.clip(np.rint(ratio, out=ratio), -limit, limit, out=ratio).astype(np.int8)
+        whole = np.clip(np.rint(ratio, out=ratio), -limit - 1, limit, out=ratio).astype(np.int8)
         codes[top : top + step] = pack_codes(whole, parameters)
     return codes, scales
 
@@ -232,12 +237,17 @@ def decode(
     codes = section_view(sections, SectionKind.CODES, rows * strides[SectionKind.CODES], where=where)
     scales = to_single(half_view(scales_view, where=f"{where} scales"), scale_exponent)
     groups = strides[SectionKind.SCALES] // 2
-    scales = scales.reshape(rows, groups)
     codes = codes.reshape(rows, strides[SectionKind.CODES])
-    values = np.empty((rows, cols), dtype=np.float32)
-    step = max(1, _CHUNK_VALUES // max(cols, 1))
-    for top in range(0, rows, step):
-        whole = unpack_codes(codes[top : top + step], cols, parameters, where=where)
-        wide = np.repeat(scales[top : top + step], parameters.group, axis=1)[:, :cols]
-        np.multiply(whole, wide, out=values[top : top + step], dtype=np.float32)
-    return values
+    if parameters.bits == 4:
+        _check_filling(codes, cols, parameters, where)
+    return kernels.decode_group_int(
+        codes, scales.reshape(rows, groups), cols, bits=parameters.bits, group=parameters.group
+    )
+
+
+def _check_filling(codes: Octets, cols: int, parameters: Parameters, where: str) -> None:
+    """The nibble that fills up the last byte of a short group of odd width is 8. Only a row's last group can be one."""
+    if cols % 2 and codes.size and (codes[:, -1] >> 4 != PAD_NIBBLE).any():
+        raise FormatError(
+            "filling nibble is not 8", where=f"{where} codes", offset=codes.shape[1] - 1, expected=PAD_NIBBLE
+        )

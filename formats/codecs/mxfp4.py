@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from formats import kernels
 from formats.codecs.common import (
     Buffer,
     Octets,
@@ -107,33 +107,16 @@ def decode(
     exponents = section_view(sections, SectionKind.SCALES, rows * groups, where=where).reshape(rows, groups)
     codes = section_view(sections, SectionKind.CODES, rows * pairs, where=where).reshape(rows, pairs)
     _check_exponents(exponents, where)
-    factors = _factors(parameters.bias)
-    both = _pair_table()
-    values = np.empty((rows, cols), dtype=np.float32)
-    step = max(1, _CHUNK_VALUES // max(cols, 1))
-    with np.errstate(over="ignore"):
-        for top in range(0, rows, step):
-            part = both.take(codes[top : top + step]).view(np.float32)  # [rows, 2 * pairs]
-            _multiply(part, factors.take(exponents[top : top + step]), values[top : top + step], parameters.group)
+    values = kernels.decode_mxfp4(codes, exponents, _pair_table(), _factors(parameters.bias), cols)
     _check_range(values, exponents, parameters, where)
     return values
 
 
-def _multiply(part: Single, scales: Single, out: Single, group: int) -> None:
-    """Codes times the factor of their group, into ``out``; without copies where no group is short."""
-    rows, cols = out.shape
-    if cols % group:
-        np.multiply(part[:, :cols], np.repeat(scales, group, axis=1)[:, :cols], out=out)
-    else:
-        np.multiply(part.reshape(rows, -1, group), scales[:, :, None], out=out.reshape(rows, -1, group))
-
-
-def _pair_table() -> NDArray[np.float64]:
-    """The two numbers of each byte, low half first, as one 8-byte item so that a look-up fetches both."""
+def _pair_table() -> Single:
+    """float32 [256, 2]: the two numbers of each byte, low half first."""
     numbers = np.array([*MAGNITUDES, *(-m for m in MAGNITUDES)], dtype=np.float32)
     byte = np.arange(256)
-    pairs = np.stack((numbers[byte & 15], numbers[byte >> 4]), axis=1)
-    return pairs.reshape(-1).view(np.float64)
+    return np.stack((numbers[byte & 15], numbers[byte >> 4]), axis=1)
 
 
 def _factors(bias: int) -> Single:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from formats import kernels
 from formats.codecs.common import (
     Buffer,
     Half,
@@ -40,9 +40,6 @@ SCOPES: Final = ("expert", "matrix")
 
 _BLOCK = struct.Struct("<BBBBH10x")
 _LIMIT = 2.0**127  # bound of decoded values, half of float32's range so that no rounding crosses it
-_CHUNK_VALUES = 1 << 20  # float32 numbers of temporary memory while scaling and decoding
-_CHUNK_VECTORS = 1024  # vectors whose scores are held at once; 1 MiB of scores for 256 entries stays in the cache
-_SHIFT_GRID = 16.0
 
 
 @dataclass(frozen=True)
@@ -131,13 +128,8 @@ def row_scales(values: Single, *, where: str = "matrix") -> tuple[Half, int]:
     Raises:
         FormatError: values that are not finite, or a scale beyond float16 under the largest exponent.
     """
-    rows, cols = values.shape
-    exact = np.empty(rows, dtype=np.float64)
-    step = max(1, _CHUNK_VALUES // cols)
-    for start in range(0, rows, step):
-        part = values[start : start + step].astype(np.float64)
-        exact[start : start + step] = np.sqrt(np.square(part, out=part).mean(axis=1))
-    exponent = choose_exponent(*span(exact, where=where))
+    exact = np.sqrt(kernels.row_sums(values, values)[:, 0] / values.shape[1])
+    exponent = choose_exponent(*span(exact))
     return to_half(exact, exponent, where=where), exponent
 
 
@@ -159,78 +151,16 @@ def to_vectors(values: Single, scales: Half, exponent: int) -> Single:
     return vectors
 
 
-def encode_greedy(vectors: Single, codebooks: Single) -> Octets:
-    """The nearest entry of each stage's codebook to what the stages before have left over.
-
-    Scores are float32, |c|**2 / 2 - r.c; equal scores, and equal entries, give the lowest index. Memory
-    beyond the result is bounded whatever the number of vectors.
-
-    Args:
-        vectors: float32 [n, 8].
-        codebooks: float32 [stages, entries, 8], the values as stored in float16.
-
-    Returns:
-        uint8 [n, stages].
-    """
-    count = vectors.shape[0]
-    stages, entries, _ = codebooks.shape
-    codes = np.empty((count, stages), dtype=np.uint8)
-    tables = [_score_table(codebook) for codebook in codebooks]
-    # Chunks have one shape, the last one filled up, so that an index never depends on a kernel for odd edges.
-    chunk = min(_CHUNK_VECTORS, -(-max(count, 1) // BLOCK_ROWS) * BLOCK_ROWS)
-    residual = np.zeros((chunk, DIMENSION), dtype=np.float32)
-    shifted = np.ones((chunk, DIMENSION + 1), dtype=np.float32)
-    scores = np.empty((chunk, entries), dtype=np.float32)
-    for start in range(0, count, chunk):
-        used = min(chunk, count - start)
-        residual[:used] = vectors[start : start + used]
-        residual[used:] = 0.0
-        for stage, (table, shift, first) in enumerate(tables):
-            np.subtract(residual, shift, out=shifted[:, :DIMENSION])
-            np.matmul(shifted, table, out=scores)
-            nearest = first[scores.argmin(axis=1)]
-            codes[start : start + used, stage] = nearest[:used]
-            if stage + 1 < stages:
-                residual -= codebooks[stage][nearest]
-    return codes
-
-
-def _score_table(codebook: Single) -> tuple[Single, Single, NDArray[np.intp]]:
-    """(float32 [9, entries], float32 [8], intp [entries]): score matrix, shift, first index of an equal entry.
-
-    (r - shift, 1) times the matrix is |c - shift|**2 / 2 - (r - shift).(c - shift). The shift takes away what
-    all entries have in common, which would cancel badly; it lies on a coarse grid, so that subtracting it
-    leaves short numbers exact and ties remain ties.
-    """
-    shift = np.rint(codebook.mean(axis=0, dtype=np.float64) * _SHIFT_GRID) / _SHIFT_GRID
-    centred = codebook.astype(np.float64) - shift
-    table = np.empty((DIMENSION + 1, codebook.shape[0]), dtype=np.float32)
-    table[:DIMENSION] = -centred.T
-    table[DIMENSION] = np.square(centred).sum(axis=1) / 2
-    seen: dict[bytes, int] = {}
-    plain = codebook + np.float32(0.0)  # -0 becomes 0, so that equal entries have equal bytes
-    first = [seen.setdefault(entry.tobytes(), index) for index, entry in enumerate(plain)]
-    return table, shift.astype(np.float32), np.array(first, dtype=np.intp)
-
-
 def pack_codes(codes: Octets) -> bytes:
     """The codes section of a matrix: uint8 [rows, vectors, stages] -> [blocks][vector][stage][64 rows]."""
-    rows, vectors, stages = codes.shape
-    blocks = -(-rows // BLOCK_ROWS)
-    packed = np.zeros((blocks, vectors, stages, BLOCK_ROWS), dtype=np.uint8)
-    whole = rows // BLOCK_ROWS
-    packed[:whole] = codes[: whole * BLOCK_ROWS].reshape(whole, BLOCK_ROWS, vectors, stages).transpose(0, 2, 3, 1)
-    if whole < blocks:
-        packed[whole, :, :, : rows - whole * BLOCK_ROWS] = codes[whole * BLOCK_ROWS :].transpose(1, 2, 0)
-    return packed.tobytes()
+    return kernels.pack_rvq(codes).tobytes()
 
 
 def unpack_codes(data: Buffer, rows: int, cols: int, parameters: Parameters, *, where: str) -> Octets:
     """The inverse of :func:`pack_codes`: uint8 [rows, vectors, stages], after checking every byte."""
     packed = _blocks({SectionKind.CODES: data}, rows, cols, parameters, where)
     _check_codes(packed, rows, parameters, where)
-    blocks, vectors, stages, _ = packed.shape
-    return np.ascontiguousarray(packed.transpose(0, 3, 1, 2)).reshape(blocks * BLOCK_ROWS, vectors, stages)[:rows]
+    return kernels.unpack_rvq(packed, rows)
 
 
 def pack_codebooks(codebooks: Half) -> bytes:
@@ -277,21 +207,7 @@ def decode(
         raise FormatError(
             "codebooks times scales exceed float32", where=where, expected="below 2**127", found=f"{largest:g}"
         )
-
-    values = np.empty((rows, cols), dtype=np.float32)
-    step = max(1, _CHUNK_VALUES // (BLOCK_ROWS * DIMENSION))  # vectors of a block decoded at once
-    for block in range(packed.shape[0]):
-        top = block * BLOCK_ROWS
-        used = min(BLOCK_ROWS, rows - top)
-        for start in range(0, packed.shape[1], step):
-            codes = packed[block, start : start + step, :, :used].transpose(1, 2, 0)  # [stages, rows, vectors]
-            total = codebooks[0].take(codes[0], axis=0)
-            for stage in range(1, parameters.stages):
-                total += codebooks[stage].take(codes[stage], axis=0)
-            left = start * DIMENSION
-            wide = total.reshape(used, -1)[:, : cols - left]
-            np.multiply(wide, scales[top : top + used, None], out=values[top : top + used, left : left + wide.shape[1]])
-    return values
+    return kernels.decode_rvq(packed, codebooks, scales, cols)
 
 
 def _blocks(sections: SectionBytes, rows: int, cols: int, parameters: Parameters, where: str) -> Octets:

@@ -86,15 +86,6 @@ def test_byte_positions_of_the_blocked_order():
     assert not any(packed[4 * 64 + 1 : 5 * 64])
 
 
-def test_wide_rows_are_decoded_in_pieces(monkeypatch):
-    parameters = rvq.Parameters(2, 16)
-    codebooks, scales, codes = _random(70, 333, parameters)
-    sections = _sections(codebooks, scales, codes)
-    whole = rvq.decode(70, 333, parameters, sections, scale_exponent=0, where="x")
-    monkeypatch.setattr(rvq, "_CHUNK_VALUES", 64 * 8 * 5)
-    assert np.array_equal(rvq.decode(70, 333, parameters, sections, scale_exponent=0, where="x"), whole)
-
-
 def test_row_scale_is_the_root_mean_square():
     scales, exponent = rvq.row_scales(np.array([[3, 4, 0, 0], [-2, 2, -2, 2], [0, 0, 0, 0]], np.float32))
     assert (scales.tolist(), exponent) == ([2.5, 2.0, 0.0], 0)
@@ -155,48 +146,6 @@ def test_values_that_are_not_finite_have_no_scale(bad):
     values[1, 3] = bad
     with pytest.raises(FormatError, match="not finite"):
         rvq.row_scales(values)
-
-
-@pytest.mark.parametrize("count", [1, 63, 1024, 1025, 3000])
-def test_greedy_indices_are_nearest_by_brute_force(count):
-    rng = np.random.default_rng(count)
-    vectors = rng.standard_normal((count, 8)).astype(np.float32)
-    codebooks = rng.standard_normal((2, 37, 8)).astype(np.float16).astype(np.float32)
-    codes = rvq.encode_greedy(vectors, codebooks)
-    left = vectors.astype(np.float64)
-    for stage in range(2):
-        distances = np.square(left[:, None] - codebooks[stage].astype(np.float64)).sum(axis=2)
-        chosen = distances[np.arange(count), codes[:, stage]]
-        assert chosen == pytest.approx(distances.min(axis=1), rel=1e-5)
-        left = left - codebooks[stage][codes[:, stage]]
-
-
-def test_num_04_equal_distances_give_the_lowest_index():
-    codebook = np.zeros((1, 5, 8), np.float32)
-    codebook[0, :, 0] = [4, -1, 1, 1, -1]
-    vectors = np.zeros((4, 8), np.float32)
-    vectors[:, 0] = [0, 1, -1, 2.5]
-    assert rvq.encode_greedy(vectors, codebook)[:, 0].tolist() == [1, 2, 1, 0]
-
-
-def test_qnt_06_entries_that_share_a_large_part_are_told_apart():
-    codebook = np.full((1, 2, 8), 1000.0, np.float32)
-    codebook[0, 1, 0] = 1000.5
-    vectors = np.full((2, 8), 1000.0, np.float32)
-    vectors[1, 0] = 1000.375
-    assert rvq.encode_greedy(vectors, codebook)[:, 0].tolist() == [0, 1]
-
-
-def test_an_index_does_not_depend_on_what_surrounds_it():
-    rng = np.random.default_rng(3)
-    vectors = rng.standard_normal((2100, 8)).astype(np.float32)
-    codebooks = rng.standard_normal((3, 256, 8)).astype(np.float32)
-    whole = rvq.encode_greedy(vectors, codebooks)
-    assert np.array_equal(rvq.encode_greedy(vectors[1500:], codebooks), whole[1500:])
-
-
-def test_empty_input_gives_no_indices():
-    assert rvq.encode_greedy(np.zeros((0, 8), np.float32), np.ones((2, 4, 8), np.float32)).shape == (0, 2)
 
 
 # Refusals: one test a tag of the page.
