@@ -6,20 +6,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := build/demo
 
-.PHONY: help setup demo test lint format bench-layout clean
+.PHONY: help setup demo test test-full bench lint format bench-layout clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo          pack, verify and inspect a small Kimi K3 checkpoint'
 	@echo 'make test          run all tests'
+	@echo 'make test-full     packs of one layer of Kimi K3 at its real size, without its weights (minutes, Linux)'
 	@echo 'make lint          ruff and mypy'
 	@echo 'make format        let ruff rewrite the sources'
+	@echo 'make bench         error and speed of every effort, side by side (about five minutes)'
 	@echo 'make bench-layout  measure record layouts (needs a C compiler)'
 	@echo 'make clean         remove what these targets made'
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml setup.py $(wildcard formats/kernels/*.c formats/kernels/*.h)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo 'moepack needs Python 3.11 or newer; name one with: make PYTHON=python3.12' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +38,12 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -q
+
+test-full: $(READY)
+	MOEPACK_FULL_SIZE=1 $(BIN)/python -m pytest -q -s --timeout 3600 tests/fullsize
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.run
 
 lint: $(READY)
 	$(BIN)/ruff check .

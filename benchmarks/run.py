@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 import time
@@ -21,9 +22,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.proxy import BIAS, proxy_expert
+from benchmarks.end_to_end import checkpoint_of, pack_and_measure
+from benchmarks.proxy import proxy_expert
 from formats import kernels
 from formats.codecs import mxfp4, rvq
+from formats.layout import SectionKind
 from packer import codebooks as fitting
 
 Single = NDArray[np.float32]
@@ -55,11 +58,12 @@ def clock(work: Callable[[], Any], times: int = 1) -> tuple[float, Any]:
 
 def sources(seed: int) -> list[Single]:
     """The proxy expert as float32 rows."""
-    pairs = mxfp4._pair_table().view(np.float32).reshape(256, 2)
-    factors = np.ldexp(np.float64(1), np.arange(255) - BIAS).astype(np.float32)
-    factors = np.append(factors, np.float32(np.inf))
-    expert = proxy_expert(seed).values()
-    return [kernels.decode_mxfp4(m.packed, m.scale, pairs, factors, 2 * m.packed.shape[1]) for m in expert]
+    matrices = []
+    for made in proxy_expert(seed).values():
+        rows, pairs = made.packed.shape
+        sections = {SectionKind.CODES: made.packed.tobytes(), SectionKind.SCALES: made.scale.tobytes()}
+        matrices.append(mxfp4.decode(rows, 2 * pairs, mxfp4.Parameters(), sections, scale_exponent=0, where="proxy"))
+    return matrices
 
 
 def expert_error(matrices: list[Single], books: Single, codes: list[Any], scales: list[Any]) -> float:
@@ -88,10 +92,10 @@ def effort_row(name: fitting.EffortName, matrices: list[Single], seed: int) -> R
 
     def scales() -> list[Any]:
         found = []
-        for values, indices, (scale, _) in zip(matrices, codes, stored, strict=True):
+        for values, indices, (scale, exponent) in zip(matrices, codes, stored, strict=True):
             ones = np.ones(len(values), dtype=np.float32)
             plain = kernels.decode_rvq(kernels.pack_rvq(indices), single, ones, values.shape[1])
-            found.append(fitting.fitted_scales(values, plain, scale.astype(np.float64)).astype(np.float16))
+            found.append(fitting.fitted_scales(values, plain, scale, exponent)[0])
         return found
 
     parts["row scales"], fitted = clock(scales)
@@ -164,6 +168,8 @@ def main() -> None:
     options.add_argument("--effort", nargs="*", default=list(fitting.EFFORTS), choices=list(fitting.EFFORTS))
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--cores", type=int, default=32, help="for the projection to Kimi K3")
+    options.add_argument("--experts", type=int, default=4, help="packed end to end for each effort; 0 leaves it out")
+    options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     matrices = sources(chosen.seed)
@@ -173,6 +179,10 @@ def main() -> None:
     sample = np.ascontiguousarray(vectors[0].reshape(-1, 8)[:_SAMPLE])
     table = kernel_rows(sample, books)
     others = peers(sample, books)
+    packed = []
+    if chosen.experts:
+        with checkpoint_of(chosen.experts, chosen.seed) as source:
+            packed = pack_and_measure(source, chosen.effort, jobs=chosen.jobs)
     spent, done = min((clock(lambda: kernels.multiply_adds(1_000_000)) for _ in range(20)), key=lambda pair: pair[0])
     if chosen.json:
         print(
@@ -186,6 +196,7 @@ def main() -> None:
                         dict(zip(("path", "width", "weights_per_second", "peak_share"), r, strict=True)) for r in table
                     ],
                     "peers": [asdict(row) for row in others],
+                    "packed": [asdict(row) for row in packed],
                 }
             )
         )
@@ -210,6 +221,17 @@ def main() -> None:
         print(f"| {path} | {width} | {speed / 1e6:.2f} | {f'{share:.0%}' if share else '-'} |")
     for row in others:
         print(f"| {row.what} | 1 | {row.weights_per_second / 1e6:.2f} | - |")
+    print(
+        "\n| packed end to end | error by verify, mean (max) | wall s an expert | core-s an expert | "
+        f"K3 on {chosen.cores} cores |\n|---|---|---|---|---|"
+    )
+    for pack in packed:
+        wall, spent = pack.seconds / pack.experts, pack.processor_seconds / pack.experts
+        hours = spent * _K3_EXPERTS / chosen.cores / 3600
+        print(
+            f"| {pack.effort}, {pack.experts} experts, {pack.jobs} jobs "
+            f"| {pack.mean_error:.2%} ({pack.max_error:.2%}) | {wall:.2f} | {spent:.2f} | {hours:.1f} h |"
+        )
 
 
 if __name__ == "__main__":

@@ -251,7 +251,8 @@ def _optimum(codebooks: Double, sums: FitSums, stage: int) -> Double:
             together = pairs[:, entry] if stage == low else pairs[entry]
             left -= together.reshape(entries, -1) * codebooks[other, entry]
     totals = sums.totals[stage].reshape(entries, -1).astype(np.float64)
-    return np.divide(left, totals, out=codebooks[stage].copy(), where=np.broadcast_to(totals > 0, left.shape))
+    best: Double = np.divide(left, totals, out=codebooks[stage].copy(), where=np.broadcast_to(totals > 0, left.shape))
+    return best
 
 
 def fitted_scales(

@@ -214,7 +214,7 @@ def _records(run: _Run, chosen: Sequence[IndexRow]) -> list[Compared]:
 
 
 def _headers(run: _Run, chosen: Sequence[IndexRow]) -> list[Compared]:
-    """The records at level ``structure``: a container of K3 has so many that a task for each would cost more than it."""
+    """The records at level ``structure``: K3 has so many that a task for each would cost more than it."""
 
     def some(rows: Sequence[IndexRow]) -> list[Compared]:
         what = f"layer {rows[0].layer}"

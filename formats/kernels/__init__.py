@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.kernels import twins
-from formats.kernels.paths import Selection, available_paths, resolve, selection
+from formats.kernels.paths import NUMPY, Selection, available_paths, resolve, selection
 from formats.kernels.twins import BLOCK_ROWS, DIMENSION, MAX_ENTRIES, MAX_STAGES, MAX_WIDTH, FitSums
 
 __all__ = [
+    "NUMPY",
     "FitSums",
     "Selection",
     "available_paths",

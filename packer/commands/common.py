@@ -14,6 +14,7 @@ import blake3
 import click
 import numpy as np
 
+from formats import kernels
 from formats.checkpoint import CONFIG_NAME
 from formats.errors import FormatError, UsageError
 from formats.manifest import FILE_NAME
@@ -53,10 +54,16 @@ def common_options(function: Callable[..., int]) -> Callable[..., int]:
         output = make_output(json=as_json, quiet=quiet, verbose=verbose, color=not no_color)
         output.detail(
             f"moepack {VERSION}, Python {platform.python_version()}, numpy {np.__version__},"
-            f" BLAKE3 {blake3.__version__}, kernels: numpy"
+            f" BLAKE3 {blake3.__version__}"
         )
         arguments_typed = click.get_current_context().obj or ()
-        return guarded(output, lambda: function(output, **arguments), arguments_typed)
+
+        def action() -> int:
+            chosen = kernels.selection()
+            output.detail(f"kernels: {chosen.name} ({chosen.reason})")
+            return function(output, **arguments)
+
+        return guarded(output, action, arguments_typed)
 
     return wrapper
 

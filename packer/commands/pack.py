@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from formats import kernels
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import EnvironmentProblem
 from formats.source import read_matrix, scale_bias_doubt
@@ -52,6 +53,8 @@ def pack(
         model, plan = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())
         if dry_run:
             return _dry_run(output, checkpoint, plan, out)
+        if kernels.selection().name == kernels.NUMPY:
+            output.note("note: no compiled kernels are in use; numpy gives the same bytes, many times slower")
         if plan.layers:
             first = read_matrix(
                 checkpoint, model, plan.layers[0].layer, plan.layers[0].records[0].source_expert, "gate"

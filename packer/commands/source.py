@@ -30,6 +30,7 @@ class PlanOptions:
 
     recipe: str | None
     settings: Sequence[str]
+    effort: str | None
     layers: str | None
     experts: str | None
     repository: str | None
@@ -46,6 +47,11 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
         ),
         click.option(
             "--set", "settings", metavar="K=V", multiple=True, help="Change a key of the recipe, e.g. experts.stages=2."
+        ),
+        click.option(
+            "--effort",
+            type=click.Choice(("fast", "default", "max")),
+            help="How much work goes into each expert (fitting.effort of the recipe): less error takes longer.",
         ),
         click.option("--layers", metavar="LIST", help=f"Pack these layers only, e.g. 0-5,9{_PARTIAL}"),
         click.option("--experts", metavar="LIST", help=f"Pack these experts of each layer only, e.g. 0-7{_PARTIAL}"),
@@ -66,8 +72,10 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
         output.note(f"recipe {recipe.name}, chosen for the family {model.architecture.family}")
     else:
         recipe = load_recipe(options.recipe)
-    changed = override(recipe, options.settings)
-    for note in moved_limits(recipe, changed, options.settings):
+    effort = [] if options.effort is None else [f"fitting.effort={options.effort}"]
+    settings = [*options.settings, *effort]
+    changed = override(recipe, settings)
+    for note in moved_limits(recipe, changed, settings):
         output.note(f"note: {note}")
     origin = provenance_of(checkpoint, repository=options.repository, commit=options.commit)
     plan = make_plan(

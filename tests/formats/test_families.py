@@ -15,6 +15,8 @@ import pytest
 from formats.checkpoint import open_checkpoint
 from formats.errors import FormatError, UsageError
 from formats.families import MATRICES, TRUNK_KINDS, Model, Role, bind, check_decay
+from formats.families.fields import Fields
+from formats.families.kimi_config import Arithmetic, read_text_config
 from tests.support.checkpoints import K3, LINEAR, SPECS, CheckpointSpec, make_tensors, write_checkpoint
 from tests.support.shards import Tensor, write_json, write_shards
 
@@ -109,6 +111,21 @@ def test_architecture_of_the_tiny_release() -> None:
     assert (found.expert_format, found.expert_dtype, found.group_size) == ("mxfp4", "U8", 32)
     assert found.attention == ("kda", "kda", "kda", "mla", "kda", "kda", "mla")
     assert (found.vocab_size, found.decay_heads) == (512, 4)
+
+
+RELEASED_ARITHMETIC = {
+    "k3-tiny": Arithmetic("situ", 4.0, 25.0, 1e-5, "sigmoid", True, 1.0, True, 1, 1, -5.0),
+    "k3-small": Arithmetic("situ", 4.0, 25.0, 1e-5, "sigmoid", True, 1.0, True, 1, 1, -5.0),
+    "k3-metadata": Arithmetic("situ", 4.0, 25.0, 1e-5, "sigmoid", True, 1.0, True, 1, 1, -5.0),
+    "kimi-linear-tiny": Arithmetic("silu", None, None, 1e-5, "sigmoid", True, 2.446, True, 1, 1, None),
+}
+
+
+@pytest.mark.parametrize("name", list(RELEASED_ARITHMETIC))
+def test_arithmetic_of_the_releases(name: str) -> None:
+    config = json.loads((DATA / name / "config.json").read_text())
+    text = Fields(config.get("text_config", config), "config.json")
+    assert read_text_config(text).arithmetic == RELEASED_ARITHMETIC[name]
 
 
 # --- roles ------------------------------------------------------------------------------------------------------

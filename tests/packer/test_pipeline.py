@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from formats import kernels
 from formats.checkpoint import open_checkpoint
 from formats.container import expected_files, open_container
 from formats.errors import EnvironmentProblem, FormatError, Interrupted, MoepackError, UsageError
@@ -304,3 +305,26 @@ def test_padding_of_decay_that_is_not_zero_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MoepackError, match="not zero past its 4 heads") as caught:
         packed(source, tmp_path / "out", planned(source))
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("effort", "paths"), [("default", ("avx512", "avx2", "portable")), ("fast", ("numpy",))])
+def test_kernel_path_does_not_change_a_byte(effort: str, paths: tuple[str, ...], tmp_path: Path) -> None:
+    """NUM-02 and BLD-01: the same container from every path that this machine has, the numpy twins included."""
+    command = [sys.executable, "-m", "packer", "pack", str(DATA / "k3-small"), "--layers", "1", "--experts", "3"]
+    names = [name for name in ("", *paths) if name in ("", *kernels.available_paths())]
+    for name in names:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOEPACK_KERNEL": name}
+        out = str(tmp_path / f"out-{name}")
+        subprocess.run([*command, out, "--effort", effort, "--quiet"], env=environment, check=True, timeout=240)
+    assert len(names) > 1
+    for name in names[1:]:
+        assert identical(tmp_path / "out-", tmp_path / f"out-{name}"), name
+
+
+def test_unknown_kernel_path_is_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOEPACK_KERNEL": "quantum"}
+    command = [sys.executable, "-m", "packer", "plan", str(DATA / "k3-tiny")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 4
+    assert "MOEPACK_KERNEL" in done.stderr
+    assert "Traceback" not in done.stderr
