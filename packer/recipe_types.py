@@ -18,6 +18,8 @@ from formats.errors import MoepackError, UsageError
 from formats.families.model import TRUNK_KINDS
 
 MAX_RANK = 8
+MAX_STARS = 8  # a pattern, whose time grows with their number
+MAX_NAMES = 256  # patterns a rule, and in all rules together: each is tried on every tensor
 MAX_SUMMARY = 1000
 
 Limit: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
@@ -81,7 +83,7 @@ class _Rule(_Coded, frozen=True, kw_only=True, tag_field="codec"):
     """What a rule takes: a tensor that fits every key that is given."""
 
     roles: tuple[Word, ...] = ()
-    names: tuple[Word, ...] = ()
+    names: Annotated[tuple[Word, ...], Meta(max_length=MAX_NAMES)] = ()
     ranks: tuple[Annotated[int, Meta(ge=0, le=MAX_RANK)], ...] | None = None
 
     def takes(self, name: str, role: str, rank: int) -> bool:
@@ -183,7 +185,11 @@ def _contradictions(recipe: Recipe) -> Iterable[tuple[str, str]]:
     for key, table in tables:
         if isinstance(table, SourceBytes | Mxfp4 | Raw | RawRule) and table.max_rel_error != 0:
             yield f"{key}.max_rel_error", f"{table.codec} is lossless, its error limit is 0"
+    if sum(len(rule.names) for rule in recipe.trunk) > MAX_NAMES:
+        yield "trunk", f"more than {MAX_NAMES} names in all rules"
     for number, rule in enumerate(recipe.trunk):
+        if any(pattern.count("*") > MAX_STARS for pattern in rule.names):
+            yield f"trunk.{number}.names", f"a pattern has more than {MAX_STARS} stars"
         if not rule.roles and not rule.names:
             yield f"trunk.{number}", 'rule says neither roles nor names (names = ["*"] takes all)'
         if rule.ranks == ():

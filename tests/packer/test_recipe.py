@@ -421,3 +421,16 @@ def test_usual_limits() -> None:
     assert usual_limit("rvq", stages=3, entries=1) == 1.25
     assert (usual_limit("group_int", bits=4), usual_limit("group_int", bits=8)) == (0.2, 0.012)
     assert usual_limit("raw") == usual_limit("mxfp4") == 0.0
+
+
+def test_recipes_that_would_take_minutes_are_refused(tmp_path: Path) -> None:
+    """Long dotted keys, floods of patterns, and patterns of stars: refused at once, with the key that is to blame."""
+    bomb = tmp_path / "bomb.toml"
+    bomb.write_text("a" + ".a" * 500_000 + " = 1\n")
+    with pytest.raises(UsageError, match="too long"):
+        load_recipe(str(bomb))
+    text = (Path(__file__).parent.parent.parent / "recipes" / "kimi-k3.toml").read_text()
+    for names, fragment in (('", "'.join(["*e*"] * 300), "names"), ("*e" * 20, "stars")):
+        bomb.write_text(f'{text}\n[[trunk]]\nnames = ["{names}"]\ncodec = "drop"\n')
+        with pytest.raises(UsageError, match=fragment):
+            load_recipe(str(bomb))
