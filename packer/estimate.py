@@ -108,10 +108,10 @@ def seconds_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[Seg
 
 
 def journal_bytes(identity: Mapping[str, Any], units: int, draft: Manifest) -> int:
-    """Upper bound of the journal's length, and its reserve: a line a unit, three a file, one a shard."""
+    """Upper bound of the journal's length, and its reserve: a line a unit, three a file, three a shard."""
     text = sum(len(tensor.name.encode()) * 2 + 250 for tensor in draft.tensors) + 250 * draft.experts.count
     files = len(draft.layers) + len(draft.assets) + 3
     lines = (
-        200 * (units + 4 * files) + 400 * len(draft.source.shards) + sum(4 * len(item.path) for item in draft.assets)
+        200 * (units + 4 * files) + 1000 * len(draft.source.shards) + sum(4 * len(item.path) for item in draft.assets)
     )
     return len(msgspec.json.encode(dict(identity))) + text + lines + RESERVE_BYTES

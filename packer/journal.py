@@ -89,6 +89,20 @@ class ShardSeen(_Strict, frozen=True, tag_field="kind", tag="shard"):
     stamp: tuple[int, int, int, int]
 
 
+class ShardReleasing(_Strict, frozen=True, tag_field="kind", tag="releasing"):
+    """A source shard that is about to be deleted: all that is made from it is durable, its digest was compared."""
+
+    name: Name
+    bytes: Count
+    sha256: Digest
+
+
+class ShardReleased(_Strict, frozen=True, tag_field="kind", tag="released"):
+    """A source shard that is gone, durably. If it is seen again, it was fetched again."""
+
+    name: Name
+
+
 class FileBegun(_Strict, frozen=True, tag_field="kind", tag="begun"):
     """A file's temporary was made afresh: units of this file that were done before are gone with the old one."""
 
@@ -111,7 +125,7 @@ class FileDone(_Strict, frozen=True, tag_field="kind", tag="done"):
     blake3: Digest
 
 
-Entry: TypeAlias = UnitDone | ShardSeen | FileBegun | FileIntent | FileDone
+Entry: TypeAlias = UnitDone | ShardSeen | ShardReleasing | ShardReleased | FileBegun | FileIntent | FileDone
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,20 @@ from blake3 import blake3
 
 from formats.errors import FormatError
 from formats.layout import pack_trunk_header
-from formats.manifest import TRUNK_NAME, bank_name
+from formats.manifest import TRUNK_NAME
 from packer.journal import (
     Entry,
     FileBegun,
     FileDone,
     FileIntent,
     RecordDone,
+    ShardReleased,
+    ShardReleasing,
     ShardSeen,
     TensorDone,
     UnitDone,
 )
-from packer.plan import Plan
+from packer.plan import Plan, Unit
 
 
 @dataclass
@@ -35,6 +37,9 @@ class Outcome:
         intents: those of them whose rename was announced but not confirmed.
         begun: files whose temporary this journal made; a temporary of any other origin is not continued.
         shards: source files whose digest is known.
+        releasing: those of them whose deletion was announced and not confirmed.
+        released: those that are gone, as everything made from them was durable.
+        proven: units that were read back past the cache in this run, while their file was not complete.
     """
 
     units: set[str] = field(default_factory=set)
@@ -44,6 +49,9 @@ class Outcome:
     intents: set[str] = field(default_factory=set)
     begun: set[str] = field(default_factory=set)
     shards: dict[str, ShardSeen] = field(default_factory=dict)
+    releasing: set[str] = field(default_factory=set)
+    released: set[str] = field(default_factory=set)
+    proven: set[str] = field(default_factory=set)
 
     def add(self, plan: Plan, done: UnitDone) -> None:
         """Take a unit in.
@@ -75,6 +83,15 @@ class Outcome:
             case ShardSeen():
                 _check_known("shard", entry.name, entry.bytes, plan.shard_lengths)
                 self.shards[entry.name] = entry
+                self.releasing.discard(entry.name)
+                self.released.discard(entry.name)
+            case ShardReleasing():
+                _check_known("shard", entry.name, entry.bytes, plan.shard_lengths)
+                self.releasing.add(entry.name)
+            case ShardReleased():
+                _check_known("shard", entry.name, None, plan.shard_lengths)
+                self.releasing.discard(entry.name)
+                self.released.add(entry.name)
             case FileBegun():
                 _check_known("file", entry.name, None, plan.file_lengths)
                 self.forget(plan, entry.name)
@@ -94,7 +111,9 @@ class Outcome:
         self.intents.discard(name)
         if not keep_units:
             self.begun.discard(name)
-            self.units -= {unit.name for unit in plan.units_of(name)}
+            lost = {unit.name for unit in plan.units_of(name)}
+            self.units -= lost
+            self.proven -= lost
 
     def durable_bytes(self, plan: Plan) -> int:
         """Bytes of the container that need not be written again."""
@@ -102,23 +121,26 @@ class Outcome:
         names = {name for name in plan.unit_files if name not in self.files}
         return whole + sum(unit.bytes for name in names for unit in plan.units_of(name) if unit.name in self.units)
 
+    def unit_extents(self, plan: Plan, unit: Unit) -> list[tuple[int, int, bytes]]:
+        """(offset, bytes, BLAKE3) of what a finished unit wrote into its file, by offset."""
+        if unit.layer is None:
+            return [
+                (tensor.offset, tensor.bytes, bytes.fromhex(self.tensors[tensor.name].digest))
+                for tensor in plan.tensors_of(unit)
+            ]
+        return [
+            (record.offset, record.bytes, bytes.fromhex(self.records[unit.layer, record.expert].digest))
+            for record in plan.records_of(unit)
+        ]
+
     def extents(self, plan: Plan, name: str) -> list[tuple[int, int, bytes]]:
         """(offset, bytes, BLAKE3) of every byte of a finished unit file: contents, header page and zeros between."""
+        known = []
         if name == TRUNK_NAME:
             header = pack_trunk_header(plan.file_bytes(name))
-            known = [(0, len(header), blake3(header).digest())]
-            known += [
-                (tensor.offset, tensor.bytes, bytes.fromhex(self.tensors[tensor.name].digest))
-                for segment in plan.segments
-                for tensor in segment.tensors
-            ]
-        else:
-            known = [
-                (record.offset, record.bytes, bytes.fromhex(self.records[layer.layer, record.expert].digest))
-                for layer in plan.layers
-                if bank_name(layer.layer) == name
-                for record in layer.records
-            ]
+            known.append((0, len(header), blake3(header).digest()))
+        for unit in plan.units_of(name):
+            known += self.unit_extents(plan, unit)
         filled: list[tuple[int, int, bytes]] = []
         end = 0
         for offset, length, digest in [*known, (plan.file_bytes(name), 0, b"")]:

@@ -3,33 +3,37 @@
 The order is fixed: units write into a file's temporary and are journalled once flushed; when all units of a file are
 done it is read back, announced in the journal, renamed, and recorded as done; the manifest is the last file. A run that
 finds a journal checks what stands on the disk against it and does the rest. Nothing here decides a byte.
+
+Units go step by step (``packer.steps``), so that shards may come one after another and go as they are used up.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from threadpoolctl import threadpool_limits
 
-from formats import layout
 from formats.checkpoint import Checkpoint
 from formats.container import open_container
-from formats.errors import FormatError, Interrupted, UsageError
+from formats.errors import Interrupted
 from formats.families import Model
 from formats.index import pack_index
-from formats.manifest import ASSETS_DIR, FILE_NAME, TRUNK_NAME, Manifest, decode, encode
+from formats.manifest import FILE_NAME, Manifest, decode, encode
 from packer import assemble, durable
-from packer.durable import Extent, Output
-from packer.journal import Entry, FileBegun, FileDone, FileIntent, Journal, ShardSeen, open_or_create
+from packer.commit import check_files, copy_asset, open_output, publish, write
+from packer.durable import Output
+from packer.job import Job, Releasable, Report
+from packer.journal import Entry, ShardSeen, open_or_create
 from packer.limits import OverLimit, over_limits
 from packer.lock import exclusive
-from packer.outcome import Outcome, read_outcome
+from packer.outcome import read_outcome
 from packer.plan import Plan, Unit
 from packer.preflight import (
     JOURNAL_NAME,
@@ -37,25 +41,25 @@ from packer.preflight import (
     WORK_DIR,
     check_output,
     check_same_source,
+    check_shards,
     check_space,
+    check_staging_space,
     finished,
-    inside,
     remove_work_dir,
     reset,
 )
 from packer.progress import Progress
-from packer.shards import changed_shards, hash_shard, shards_of
-from packer.system import SYSTEM, System, WriteLost
+from packer.release import release_used, settle_releases
+from packer.shards import hash_again, hash_shard, is_same_file
+from packer.staging import Supply
+from packer.steps import Step, consumers, make_steps, unit_shards
+from packer.system import SYSTEM, System
 from packer.units import run_unit
-
-COPY_BYTES = 8 << 20
-
-Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True)
 class PackResult:
-    """What a pack came to."""
+    """What a pack came to. ``released`` are the shards that this run deleted, ``freed_bytes`` what that gave back."""
 
     path: Path
     container_id: str
@@ -64,28 +68,8 @@ class PackResult:
     resumed_units: int
     already_complete: bool
     over_limit: tuple[OverLimit, ...]
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Everything that the steps of one pack share. ``abandon`` tells the units of this pack to end at once."""
-
-    checkpoint: Checkpoint
-    model: Model
-    plan: Plan
-    out: Path
-    journal: Journal
-    outcome: Outcome
-    report: Report
-    stop: threading.Event
-    abandon: threading.Event
-    executor: Executor
-    jobs: int
-    system: System
-
-    def tell(self, what: str) -> None:
-        """Report how far the pack is."""
-        self.report(Progress(self.outcome.durable_bytes(self.plan), self.plan.container_bytes, what))
+    released: tuple[str, ...] = ()
+    freed_bytes: int = 0
 
 
 def pack(
@@ -99,6 +83,9 @@ def pack(
     restart: bool = False,
     stop: threading.Event | None = None,
     executor: Executor | None = None,
+    expected: Mapping[str, str] = MappingProxyType({}),
+    supply: Supply | None = None,
+    release: Releasable | None = None,
     system: System = SYSTEM,
 ) -> PackResult:
     """Write the container that ``plan`` describes, or continue writing it.
@@ -112,35 +99,44 @@ def pack(
         restart: forget an unfinished pack of this output and begin anew; a finished container is never touched.
         stop: set it to stop: running units are abandoned, what is journalled stays.
         executor: runs the units instead of a pool of ``jobs`` threads.
+        expected: SHA-256 in hex of shards, as their repository says it (``packer.fetch.provenance``).
+        supply: brings shards that are not here; it must serve the checkpoint's folder.
+        release: deletes shards once everything made from them is durable; without it nothing of the source ever is.
         system: the system calls.
 
     Raises:
-        UsageError: the output is in the way, or was begun with other settings.
-        FormatError: the source is damaged.
-        EnvironmentProblem: disk, permissions, or another process at work.
+        UsageError: the output is in the way, or was begun with other settings; or a limit is too small.
+        FormatError: the source is damaged, or shards that are still needed were released.
+        EnvironmentProblem: disk, permissions, network, or another process at work.
         Interrupted: ``stop`` was set; the same call continues.
     """
     check_output(checkpoint.directory, out)
     stop = stop or threading.Event()
     manifest = finished(out, plan)
     if manifest is not None:
-        hashes = _hash_all(checkpoint, manifest, jobs, progress or _silent, stop)
+        hashes = _hash_all(checkpoint, manifest, expected, jobs, progress or _silent, stop)
         check_same_source(checkpoint.directory, manifest, hashes)
         remove_work_dir(out, system=system)  # a run that was killed after its last rename leaves it
         return _result(out, plan, resumed=0, complete=True)
+    staged = 0 if supply is None else sum(supply.held().values())
+    if supply is not None and plan.staging_apart:
+        check_staging_space(supply.directory, plan.staging_bytes, staged, system=system)
     if not restart:
-        check_space(out, plan, system=system)  # before anything is written
+        check_space(out, plan, staged=staged, system=system)  # before anything is written
+    elif supply is None:
+        check_shards(checkpoint.directory, plan.shard_lengths, expected)  # what is gone cannot be begun anew
     for directory in (out, out / WORK_DIR):
         durable.make_directory(directory, system=system)
     with exclusive(out / WORK_DIR / LOCK_NAME, system=system), ExitStack() as stack:
         if restart:
             reset(out, plan, system=system)
-            check_space(out, plan, system=system)
+            check_space(out, plan, staged=staged, system=system)
         journal = open_or_create(out / WORK_DIR / JOURNAL_NAME, dict(plan.identity), system=system)
         stack.callback(journal.close)
         # One thread a job: sums of BLAS depend on how many threads share them.
         stack.enter_context(threadpool_limits(1, user_api="blas"))
-        job = _Job(
+        needs = unit_shards(checkpoint, model, plan)
+        job = Job(
             checkpoint,
             model,
             plan,
@@ -153,11 +149,16 @@ def pack(
             executor or stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="pack")),
             jobs,
             system,
+            expected,
+            needs,
+            consumers(plan, needs),
+            supply,
+            release,
         )
         resumed = len(job.outcome.units)
         _run(job)
     remove_work_dir(out, system=system)
-    return _result(out, plan, resumed=resumed, complete=False)
+    return _result(out, plan, resumed=resumed, complete=False, freed=job.freed)
 
 
 def _silent(progress: Progress) -> None:
@@ -165,21 +166,32 @@ def _silent(progress: Progress) -> None:
 
 
 def _hash_all(
-    checkpoint: Checkpoint, manifest: Manifest, jobs: int, report: Report, stop: threading.Event
+    checkpoint: Checkpoint,
+    manifest: Manifest,
+    expected: Mapping[str, str],
+    jobs: int,
+    report: Report,
+    stop: threading.Event,
 ) -> list[ShardSeen]:
-    """The digests of all shards that a finished container names, as they are now."""
+    """The digests of all shards that a finished container names: as they are now, or as their repository has them."""
     total = sum(shard.bytes for shard in manifest.source.shards)
     done: list[ShardSeen] = []
+
+    def digest(name: str, length: int) -> ShardSeen:
+        if name in expected and not os.path.lexists(checkpoint.directory / name):
+            return ShardSeen(name, length, expected[name], (0, 0, 0, 0))
+        return hash_shard(checkpoint.directory, name, stop=stop, expected=expected.get(name))
+
     with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
-        for seen in pool.map(
-            lambda shard: hash_shard(checkpoint.directory, shard.name, stop=stop), manifest.source.shards
-        ):
+        for seen in pool.map(lambda shard: digest(shard.name, shard.bytes), manifest.source.shards):
             done.append(seen)
             report(Progress(sum(item.bytes for item in done), total, f"comparing {seen.name}"))
     return done
 
 
-def _result(out: Path, plan: Plan, *, resumed: int, complete: bool) -> PackResult:
+def _result(
+    out: Path, plan: Plan, *, resumed: int, complete: bool, freed: Mapping[str, int] = MappingProxyType({})
+) -> PackResult:
     with open_container(out) as container:
         rows = {info.layer: container.rows(info.layer) for info in container.manifest.layers}
         return PackResult(
@@ -190,101 +202,77 @@ def _result(out: Path, plan: Plan, *, resumed: int, complete: bool) -> PackResul
             resumed,
             complete,
             tuple(over_limits(container.manifest, rows, plan.recipe)),
+            tuple(sorted(freed)),
+            sum(freed.values()),
         )
 
 
-def _run(job: _Job) -> None:
+def _run(job: Job) -> None:
     """All steps under the lock."""
-    _check_files(job)
-    for seen in changed_shards(job.checkpoint, job.outcome.shards, stop=job.stop):
-        job.journal.append(seen)
-    for name in job.plan.unit_files:
-        if name not in job.outcome.files:
-            _pack_file(job, name)
-    _run_tasks(job, _hash_tasks(job, job.plan.shard_lengths))  # those that hold nothing but dropped tensors
+    check_files(job)
+    if job.supply is not None:
+        job.supply.adopt(job.stop)
+    settle_releases(job)
+    _hash_changed(job)
+    _publish_complete(job, job.plan.unit_files)
+    here = None if job.supply is None else job.supply.here()
+    steps = make_steps(job.plan, job.needs, done=job.outcome.units, hashed=job.outcome.shards, here=here)
+    if job.supply is not None:
+        job.supply.begin(steps, here or ())
+    else:
+        check_shards(job.checkpoint.directory, {name for step in steps for name in step.shards}, job.expected)
+    for number, step in enumerate(steps):
+        _take_step(job, number, step)
     for asset in job.plan.draft.assets:
         if asset.path not in job.outcome.files:
-            _copy_asset(job, asset.path, asset.bytes)
+            copy_asset(job, asset.path, asset.bytes)
     _finish(job)
 
 
-def _check_files(job: _Job) -> None:
-    """Keep what stands on the disk as the journal says; forget the rest, so that it is made again."""
-    for name, (length, digest) in list(job.outcome.files.items()):
-        path = inside(job.out, name)
-        job.tell(f"checking {name}")
-        if not path.is_file() or path.is_symlink():
-            job.outcome.forget(job.plan, name, keep_units=name in job.outcome.intents)
-        elif durable.file_digest(path, system=job.system) != (length, bytes.fromhex(digest)):
-            job.system.unlink(path)
-            job.outcome.forget(job.plan, name)
-        elif name in job.outcome.intents:
-            durable.flush_directory(path.parent, system=job.system)
-            job.journal.append(FileDone(name, length, digest))
-    for name in job.plan.unit_files:
-        path = job.out / name
-        if name not in job.outcome.files and os.path.lexists(path):
-            raise UsageError("file is in the way, and the journal does not know it", where=path, hint="remove it")
+def _hash_changed(job: Job) -> None:
+    """Shards that were touched since an earlier run hashed them are hashed again."""
+    directory = job.checkpoint.directory
+    for name, seen in sorted(job.outcome.shards.items()):
+        known_gone = job.supply is not None or name in job.outcome.released
+        if known_gone and not os.path.lexists(directory / name):
+            continue
+        if not is_same_file(directory, seen):
+            job.note(hash_again(directory, seen, stop=job.stop, expected=job.expected.get(name)))
 
 
-def _pack_file(job: _Job, name: str) -> None:
-    """All units of one bank or of the trunk, then its publication."""
-    path = job.out / name
-    length = job.plan.file_bytes(name)
-    if path.parent != job.out:
-        durable.make_directory(path.parent, system=job.system)
-    output = _continued(job, name, length) or _begun(job, name, length)
-    try:
-        tasks = _hash_tasks(job, shards_of(job.checkpoint, job.model, job.plan, name))
-        tasks += [
-            (unit.label, _unit_task(job, unit, output))
-            for unit in job.plan.units_of(name)
-            if unit.name not in job.outcome.units
+def _take_step(job: Job, number: int, step: Step) -> None:
+    """The units of a step, the publication of files that are complete with it, the release of shards used up."""
+    if job.supply is not None:
+        job.supply.require(number, step, stop=job.stop, tell=job.tell)
+    with ExitStack() as stack:
+        outputs: dict[str, Output] = {}
+        for name in dict.fromkeys(unit.file for unit in step.units):
+            outputs[name] = open_output(job, name)
+            # Kept: what is journalled is durable in it.
+            stack.callback(durable.close, outputs[name], system=job.system)
+        tasks = [
+            (shard, _hash_task(job, shard))
+            for shard in step.shards
+            if shard not in job.outcome.shards
+            or (job.supply is not None and not is_same_file(job.checkpoint.directory, job.outcome.shards[shard]))
         ]
-        job.tell(name)
+        tasks += [(unit.label, _unit_task(job, unit, outputs[unit.file])) for unit in step.units]
+        for name in outputs:
+            job.tell(name)
         _run_tasks(job, tasks)
-    finally:
-        durable.close(output, system=job.system)  # kept: what is journalled is durable in it
-    _publish(job, name)
+    _publish_complete(job, outputs)
+    release_used(job, step.shards)
 
 
-def _continued(job: _Job, name: str, length: int) -> Output | None:
-    """The temporary of an earlier run, if this journal made it and it is whole; any other is deleted."""
-    path = job.out / name
-    if name not in job.outcome.begun:
-        durable.discard(path, system=job.system)
-        return None
-    output = durable.reopen(path, system=job.system)
-    if output is not None and os.fstat(output.fd).st_size != length:
-        durable.abandon(output, system=job.system)
-        return None
-    return output
+def _publish_complete(job: Job, names: Iterable[str]) -> None:
+    """Publish those of the files ``names`` all of whose units are done."""
+    for name in names:
+        units = job.plan.units_of(name)
+        if name not in job.outcome.files and all(unit.name in job.outcome.units for unit in units):
+            publish(job, name)
 
 
-def _begun(job: _Job, name: str, length: int) -> Output:
-    """A new temporary; it counts only once the journal knows it."""
-    output = durable.create(job.out / name, system=job.system)
-    try:
-        durable.set_length(output, length, system=job.system)
-        if name == TRUNK_NAME:
-            durable.write_at(output, 0, layout.pack_trunk_header(length), system=job.system)
-        durable.flush(output, system=job.system)
-        entry = FileBegun(name)
-        job.journal.append(entry)
-    except WriteLost:
-        raise  # the flush that failed has deleted it
-    except BaseException:
-        durable.abandon(output, system=job.system)
-        raise
-    job.outcome.apply(job.plan, entry)
-    return output
-
-
-def _hash_tasks(job: _Job, shards: Iterable[str]) -> list[tuple[str, Callable[[], Entry]]]:
-    return [(shard, _hash_task(job, shard)) for shard in shards if shard not in job.outcome.shards]
-
-
-def _run_tasks(job: _Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
+def _run_tasks(job: Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
     """Run labelled tasks, ``jobs`` at a time and in order, and journal what each brings."""
     tasks = tasks[::-1]
     running: dict[Future[Entry], str] = {}
@@ -296,9 +284,7 @@ def _run_tasks(job: _Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
             ready, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in ready:
                 label = running.pop(future)
-                entry = future.result()
-                job.journal.append(entry)
-                job.outcome.apply(job.plan, entry)
+                job.note(future.result())
                 job.tell(label)
             if job.stop.is_set():
                 raise Interrupted("stopped before the container was complete", where=job.out)
@@ -308,57 +294,20 @@ def _run_tasks(job: _Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
         job.abandon.clear()
 
 
-def _hash_task(job: _Job, shard: str) -> Callable[[], Entry]:
-    return lambda: hash_shard(job.checkpoint.directory, shard, stop=job.abandon)
+def _hash_task(job: Job, shard: str) -> Callable[[], Entry]:
+    """The digest of a shard; one that came a second time must be what it was."""
+    directory, expected = job.checkpoint.directory, job.expected.get(shard)
+    before = job.outcome.shards.get(shard)
+    if before is not None:
+        return lambda: hash_again(directory, before, stop=job.abandon, expected=expected)
+    return lambda: hash_shard(directory, shard, stop=job.abandon, expected=expected)
 
 
-def _unit_task(job: _Job, unit: Unit, output: Output) -> Callable[[], Entry]:
+def _unit_task(job: Job, unit: Unit, output: Output) -> Callable[[], Entry]:
     return lambda: run_unit(job.checkpoint, job.model, job.plan, unit, output, stop=job.abandon, system=job.system)
 
 
-def _publish(job: _Job, name: str) -> None:
-    """Read back, announce, rename, record: the order of the durable commit."""
-    path = job.out / name
-    temporary = durable.temporary_path(path)
-    extents = [Extent(start, length, digest) for start, length, digest in job.outcome.extents(job.plan, name)]
-    try:
-        digest = durable.read_back(temporary, extents, system=job.system)
-    except WriteLost:
-        durable.discard(path, system=job.system)
-        raise
-    length = job.plan.file_bytes(name)
-    job.journal.append(FileIntent(name, length, digest.hex()))
-    durable.publish(path, system=job.system)
-    job.journal.append(FileDone(name, length, digest.hex()))
-    job.outcome.files[name] = (length, digest.hex())
-
-
-def _write(job: _Job, name: str, pieces: Iterable[bytes]) -> None:
-    """A file that is written in one go."""
-
-    def announce(length: int, digest: bytes) -> None:
-        job.journal.append(FileIntent(name, length, digest.hex()))
-
-    length, digest = durable.write_file(job.out / name, pieces, before_rename=announce, system=job.system)
-    job.journal.append(FileDone(name, length, digest.hex()))
-    job.outcome.files[name] = (length, digest.hex())
-
-
-def _copy_asset(job: _Job, path: str, length: int) -> None:
-    source = job.checkpoint.directory / path.removeprefix(f"{ASSETS_DIR}/")
-    for parent in reversed([item for item in (job.out / path).parents if job.out in item.parents]):
-        durable.make_directory(parent, system=job.system)
-    try:
-        with source.open("rb") as file:
-            _write(job, path, iter(lambda: file.read(COPY_BYTES), b""))
-    except FileNotFoundError:
-        raise FormatError("file is missing", where=source) from None
-    found = job.outcome.files[path][0]
-    if found != length:
-        raise FormatError("file changed since the plan was made", where=source, expected=length, found=found)
-
-
-def _finish(job: _Job) -> None:
+def _finish(job: Job) -> None:
     """Index and manifest, the manifest last."""
     if job.stop.is_set():
         raise Interrupted("stopped before the container was complete", where=job.out)
@@ -373,6 +322,6 @@ def _finish(job: _Job) -> None:
     )
     data = encode(manifest)
     decode(data)  # what a reader would refuse must never get its name
-    _write(job, manifest.index.file, [pack_index(rows)])
-    _write(job, FILE_NAME, [data])
+    write(job, manifest.index.file, [pack_index(rows)])
+    write(job, FILE_NAME, [data])
     job.tell("complete")

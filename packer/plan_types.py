@@ -72,6 +72,10 @@ class Plan:
         manifest_bytes: length of the manifest.
         journal_bytes: upper bound of the journal and its reserve; they are deleted when the container is complete.
         work_seconds: estimate of the processor time of all units together.
+        staging_bytes: what shards may take in a staging folder at a time; 0 without one.
+        staging_other_bytes: small files and headers of shards in it.
+        staging_apart: whether that is on another file system than the output.
+        relief_bytes: by how much less the output needs at its fullest moment because shards on its file system go.
     """
 
     recipe: Recipe
@@ -89,6 +93,10 @@ class Plan:
     manifest_bytes: int
     journal_bytes: int
     work_seconds: float
+    staging_bytes: int = 0
+    staging_other_bytes: int = 0
+    staging_apart: bool = False
+    relief_bytes: int = 0
     file_lengths: Mapping[str, int] = field(init=False, repr=False, compare=False)
     shard_lengths: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _layers: Mapping[int, LayerPlan] = field(init=False, repr=False, compare=False)
@@ -159,8 +167,15 @@ class Plan:
 
         The container, the journal with its reserve, once more the largest of the files that are replaced whole when a
         pack is repeated, and a block for the last, partly filled one of each file and for each directory. Banks and
-        the trunk are written once, under a temporary name.
+        the trunk are written once, under a temporary name. A staging folder on the same file system counts with all
+        that it may hold; shards on it that are released count once they are gone.
         """
+        staging = 0 if self.staging_apart else self.staging_bytes + self.staging_other_bytes
+        return self.output_disk_bytes + staging - self.relief_bytes
+
+    @property
+    def output_disk_bytes(self) -> int:
+        """The same for the output alone."""
         assets = self.draft.assets
         replaced = [self.draft.index.bytes, self.manifest_bytes, *(asset.bytes for asset in assets)]
         blocks = BLOCK_BYTES * (len(self.layers) + 2 * len(assets) + OTHER_NAMES)
@@ -225,6 +240,9 @@ class Plan:
             "bits_per_weight": self.bits_per_weight,
             "peak_memory_bytes": self.peak_memory_bytes,
             "peak_disk_bytes": self.peak_disk_bytes,
+            "staging_bytes": self.staging_bytes,
+            "staging_other_bytes": self.staging_other_bytes,
+            "staging_apart": self.staging_apart,
             "jobs": self.jobs,
             "estimated_seconds": round(self.estimated_seconds, 1),
             "estimate_basis": TIME_BASIS,

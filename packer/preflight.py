@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from formats.container import open_container
-from formats.errors import EnvironmentProblem, MoepackError, UsageError
+from formats.errors import EnvironmentProblem, FormatError, MoepackError, UsageError
 from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
 from packer import durable
 from packer.assemble import blank_manifest
@@ -20,6 +20,7 @@ from packer.system import SYSTEM, System, translated
 WORK_DIR = ".packing"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
+_SHOWN = 10
 
 
 def check_output(source: Path, out: Path) -> None:
@@ -126,7 +127,7 @@ def _another_source(name: str, expected: str, found: str) -> UsageError:
     )
 
 
-def check_space(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:
+def check_space(out: Path, plan: Plan, *, staged: int = 0, system: System = SYSTEM) -> None:
     """Compare what is still to be allocated with what is available to this user; writes nothing.
 
     What the plan states as the fullest moment counts. Blocks that an earlier run already holds, in finished files, set
@@ -134,11 +135,12 @@ def check_space(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:
 
     Args:
         out: the output; it need not exist, its parent must.
+        staged: bytes that a staging folder holds already; they count if it is on the same file system.
 
     Raises:
         EnvironmentProblem: too little, with both numbers.
     """
-    held = 0
+    held = 0 if plan.staging_apart else min(staged, plan.staging_bytes) + plan.staging_other_bytes
     for name, length in plan.file_lengths.items():
         for path in (out / name, durable.temporary_path(out / name)):
             with suppress(OSError):
@@ -150,13 +152,59 @@ def check_space(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:
     with translated("ask for the free space of", place, system=system):
         available = system.available(place)
     if available < needed:
-        raise EnvironmentProblem(
-            "not enough space",
-            where=place,
-            expected=f"{needed} bytes",
-            found=f"{available} bytes available",
-            hint="make room, then give the same command again",
+        raise _no_space(place, needed, available)
+
+
+def check_staging_space(directory: Path, limit: int, held: int, *, system: System = SYSTEM) -> None:
+    """Compare what a staging folder on a file system of its own may still take with what is free there.
+
+    Args:
+        directory: the staging folder.
+        limit: bytes that it may hold.
+        held: bytes that it holds already.
+
+    Raises:
+        EnvironmentProblem: too little, with both numbers.
+    """
+    needed = max(0, limit - held)
+    with translated("ask for the free space of", directory, system=system):
+        available = system.available(directory)
+    if available < needed:
+        raise _no_space(directory, needed, available)
+
+
+def same_file_system(first: Path, second: Path) -> bool:
+    """Whether two places share their free space, as far as device numbers tell; a place that is not there counts as
+    its parent."""
+    devices = [(path if path.exists() else path.absolute().parent).stat().st_dev for path in (first, second)]
+    return devices[0] == devices[1]
+
+
+def check_shards(directory: Path, names: Iterable[str], expected: Mapping[str, str]) -> None:
+    """Insist that shards which are still needed are here.
+
+    Raises:
+        FormatError: some are not, by name.
+    """
+    absent = sorted(name for name in names if not os.path.lexists(directory / name))
+    if absent:
+        known = all(name in expected for name in absent)
+        raise FormatError(
+            f"{len(absent)} shards are needed and not here: {', '.join(absent[:_SHOWN])}"
+            + (", ..." if len(absent) > _SHOWN else ""),
+            where=directory,
+            hint="they were released by a pack: `moepack fetch --released` brings them back" if known else None,
         )
+
+
+def _no_space(place: Path, needed: int, available: int) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        "not enough space",
+        where=place,
+        expected=f"{needed} bytes",
+        found=f"{available} bytes available",
+        hint="make room, then give the same command again",
+    )
 
 
 def reset(out: Path, plan: Plan, *, system: System = SYSTEM) -> None:

@@ -7,30 +7,10 @@ import os
 import threading
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint
 from formats.errors import EnvironmentProblem, FormatError, IntegrityError, Interrupted, UsageError
-from formats.families import Model
-from formats.manifest import TRUNK_NAME, bank_name
 from packer.journal import ShardSeen
-from packer.plan import Plan
 
 READ_BYTES = 8 << 20
-
-
-def shards_of(checkpoint: Checkpoint, model: Model, plan: Plan, name: str) -> list[str]:
-    """The source files that one of the plan's unit files is made from, sorted by name."""
-    if name == TRUNK_NAME:
-        return sorted({tensor.shard for segment in plan.segments for tensor in segment.tensors})
-    return sorted(
-        {
-            checkpoint.weight_map[source]
-            for layer in plan.layers
-            if bank_name(layer.layer) == name
-            for record in layer.records
-            for names in model.expert_names(layer.layer, record.source_expert).values()
-            for source in names
-        }
-    )
 
 
 def hash_shard(directory: Path, name: str, *, stop: threading.Event, expected: str | None = None) -> ShardSeen:
@@ -70,31 +50,37 @@ def hash_shard(directory: Path, name: str, *, stop: threading.Event, expected: s
     return ShardSeen(name, before.st_size, hasher.hexdigest(), _stamp(before))
 
 
-def changed_shards(checkpoint: Checkpoint, seen: dict[str, ShardSeen], *, stop: threading.Event) -> list[ShardSeen]:
-    """Shards that were touched since an earlier run hashed them, hashed again.
+def is_same_file(directory: Path, seen: ShardSeen) -> bool:
+    """Whether a shard is still the file that was hashed, as far as its length, inode and times tell.
 
     Raises:
-        UsageError: one of them has other bytes now, so what was packed from it does not belong to this source.
+        FormatError: it is gone.
     """
-    again = []
-    for name, before in sorted(seen.items()):
-        try:
-            found = (checkpoint.directory / name).stat()
-        except FileNotFoundError:
-            raise FormatError("shard is missing", where=name) from None
-        if (found.st_size, _stamp(found)) == (before.bytes, before.stamp):
-            continue
-        now = hash_shard(checkpoint.directory, name, stop=stop)
-        if now.sha256 != before.sha256:
-            raise UsageError(
-                "source shard is not the one that this output was begun with",
-                where=name,
-                expected=f"SHA-256 {before.sha256}",
-                found=now.sha256,
-                hint="bring the old file back, use another output, or --restart to begin anew",
-            )
-        again.append(now)
-    return again
+    try:
+        found = (directory / seen.name).stat()
+    except FileNotFoundError:
+        raise FormatError("shard is missing", where=seen.name) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot look at it: {error.strerror}", where=seen.name) from None
+    return (found.st_size, _stamp(found)) == (seen.bytes, seen.stamp)
+
+
+def hash_again(directory: Path, before: ShardSeen, *, stop: threading.Event, expected: str | None = None) -> ShardSeen:
+    """Hash a shard that was touched since an earlier run hashed it.
+
+    Raises:
+        UsageError: it has other bytes now, so what was packed from it does not belong to this source.
+    """
+    now = hash_shard(directory, before.name, stop=stop, expected=expected)
+    if now.sha256 != before.sha256:
+        raise UsageError(
+            "source shard is not the one that this output was begun with",
+            where=before.name,
+            expected=f"SHA-256 {before.sha256}",
+            found=now.sha256,
+            hint="bring the old file back, use another output, or --restart to begin anew",
+        )
+    return now
 
 
 def _stamp(found: os.stat_result) -> tuple[int, int, int, int]:

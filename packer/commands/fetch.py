@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import click
 
 from packer.commands.common import EXIT_CODES, common_options, typed, typed_path
+from packer.commands.origin import find_repository
 from packer.commands.signals import stop_on_signals
-from packer.fetch.hub import Access, list_repository, open_hub
 from packer.fetch.listing import Listing, check_repository_name
-from packer.fetch.offline import listing_offline
 from packer.fetch.repository import (
     CheckResult,
     FetchResult,
@@ -81,7 +79,7 @@ def fetch(
     folder = directory or Path(repository.rpartition("/")[2])
     limits = Limits(attempts=retries + 1, stall_seconds=stall)
     with stop_on_signals("stopping; what has arrived stays. Again to leave at once.") as stop:
-        access, listing = _find(output, repository, revision, folder, limits, stop)
+        access, listing = find_repository(output, repository, revision, folder, limits, stop)
         if check:
             with ProgressLine(output, "check") as progress:
                 result = check_repository(
@@ -101,17 +99,6 @@ def fetch(
             )
     _show(output, fetched)
     return 0
-
-
-def _find(
-    output: Output, repository: str, revision: str | None, folder: Path, limits: Limits, stop: threading.Event
-) -> tuple[Access, Listing]:
-    known = listing_offline(repository, revision, folder)
-    if known is not None:
-        output.note("HF_HUB_OFFLINE is set: the listing is the one that was recorded when the folder was fetched")
-        return known
-    hub = open_hub()
-    return hub, list_repository(hub, repository, revision=revision, limits=limits, stop=stop)
 
 
 def _announce(output: Output, outlook: Outlook, folder: Path) -> None:

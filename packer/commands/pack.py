@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import click
 
-from formats import kernels
-from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import EnvironmentProblem
 from formats.source import read_matrix, scale_bias_doubt
 from formats.spelling import counted
-from packer.commands.common import EXIT_CODES, common_options, source_directory, typed, typed_path
+from packer.commands.common import EXIT_CODES, common_options, typed, typed_path
+from packer.commands.origin import (
+    Origin,
+    OriginOptions,
+    open_origin,
+    open_supply,
+    origin_options,
+    shards_here,
+    with_disk,
+)
 from packer.commands.signals import stop_on_signals
 from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
 from packer.inspect import inspect_summary
-from packer.inspect_text import bits_text, show_errors
 from packer.inspect_views import Summary
 from packer.machine import available_memory, fitting_jobs, processors
-from packer.output import Output, human_bytes
-from packer.pipeline import PackResult
+from packer.output import Output
+from packer.pack_text import pack_document, show_notes, show_pack
 from packer.pipeline import pack as pack_container
 from packer.plan import Plan
 from packer.preflight import check_output, check_space, finished
 from packer.progress import ProgressLine
-
-SHOWN_OVER_LIMIT = 20
 
 
 @click.command(epilog=EXIT_CODES, short_help="Write a container, or continue writing it.")
@@ -35,31 +38,50 @@ SHOWN_OVER_LIMIT = 20
 @click.argument("out", type=typed)
 @click.option("--dry-run", is_flag=True, help="Print the plan, check the output's place and space, and write nothing.")
 @click.option("--restart", is_flag=True, help="Forget an unfinished pack of OUT and begin anew; a finished one stays.")
+@origin_options
 @common_options
 def pack(
-    output: Output, *, source: Path, out: Path, jobs: int | None, dry_run: bool, restart: bool, **options: Any
+    output: Output,
+    *,
+    source: Path,
+    out: Path,
+    jobs: int | None,
+    dry_run: bool,
+    restart: bool,
+    wishes: OriginOptions,
+    **options: Any,
 ) -> int:
     """Pack the checkpoint SOURCE into the container OUT. Given again after an interruption, it continues.
+
+    SOURCE is a local folder or a repository, whose shards come as they are needed. Nothing of the source is ever
+    deleted without --release-source.
 
     \b
     Examples:
       moepack pack checkpoint/ model.moepack
       moepack pack checkpoint/ model.moepack --recipe kimi-k3-lossless --jobs 8
       moepack pack checkpoint/ sample.moepack --layers 3 --experts 0-7
+      moepack pack moonshotai/Kimi-K3 k3.moepack --staging-limit 200GiB --release-source
       moepack pack checkpoint/ model.moepack --dry-run
     """
-    directory = source_directory(source)
-    with open_checkpoint(directory) as checkpoint:
-        model, plan = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())
+    folder = wishes.folder(out, begin=not dry_run)
+    message = "stopping; what is done stays. Again to leave at once."
+    with (
+        stop_on_signals(message) as stop,
+        open_origin(output, source, wishes, staging=folder, need_headers=True, stop=stop) as origin,
+    ):
+        checkpoint = origin.checkpoint
+        model, plan, provenance = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())
+        plan = with_disk(origin, model, plan, provenance, out)
         if dry_run:
-            return _dry_run(output, checkpoint, plan, out)
-        if kernels.selection().name == kernels.NUMPY:
-            output.note("note: no compiled kernels are in use; numpy gives the same bytes, many times slower")
+            return _dry_run(output, origin, plan, out)
         if plan.layers:
-            first = read_matrix(
-                checkpoint, model, plan.layers[0].layer, plan.layers[0].records[0].source_expert, "gate"
-            )
-            if doubt := scale_bias_doubt(first, plan.recipe.source.mxfp4_bias):
+            first = plan.layers[0].layer, plan.layers[0].records[0].source_expert
+            if shards_here(checkpoint, model, *first):
+                doubt = scale_bias_doubt(read_matrix(checkpoint, model, *first, "gate"), plan.recipe.source.mxfp4_bias)
+            else:
+                doubt = "whether the bias of MXFP4 scales looks right is not checked: the first expert is not here yet"
+            if doubt:
                 output.note(f"note: {doubt}")
         fitting = fitting_jobs(plan.memory, plan.jobs, available_memory())
         if fitting < plan.jobs:
@@ -67,70 +89,47 @@ def pack(
                 f"{counted(fitting, 'job')} instead of {plan.jobs}: more do not fit into the memory that is available"
             )
             plan = plan.with_jobs(fitting)
-        message = "stopping; what is done stays. Again to leave at once."
-        with stop_on_signals(message) as stop, ProgressLine(output, "pack") as progress:
+        with open_supply(origin, plan, provenance) as (supply, release), ProgressLine(output, "pack") as progress:
             result = pack_container(
-                checkpoint, model, plan, out, jobs=plan.jobs, progress=progress, restart=restart, stop=stop
+                checkpoint,
+                model,
+                plan,
+                out,
+                jobs=plan.jobs,
+                progress=progress,
+                restart=restart,
+                stop=stop,
+                expected=provenance.sha256,
+                supply=supply,
+                release=release,
             )
-    if result.already_complete:
-        output.note("complete already; its bytes were not checked again")
-        if restart:
-            output.note("--restart changes nothing: a finished container is never overwritten, remove it first")
-    elif result.resumed_units:
-        output.note(f"continued: {counted(result.resumed_units, 'unit')} done before")
+    show_notes(output, result, restart=restart, release=wishes.release_source)
     summary = inspect_summary(result.path)
     if not isinstance(summary, Summary):
         raise EnvironmentProblem("container was removed while it was looked at", where=out)
     if output.json:
-        output.result(_document(result, summary))
+        output.result(pack_document(result, summary))
     else:
-        _print(output, result, summary)
+        show_pack(output, result, summary)
     if result.over_limit:
         output.hint(
             f"the container is finished, with errors above the limit in it: remove {typed_path(out)} or choose another"
             " output before packing again with another recipe or limit"
         )
         return 1
-    output.hint(f"moepack verify {typed_path(out)} --source {typed_path(directory)}")
+    whole = origin.shards is None and not wishes.release_source
+    output.hint(f"moepack verify {typed_path(out)}" + (f" --source {typed_path(origin.directory)}" if whole else ""))
     return 0
 
 
-def _dry_run(output: Output, checkpoint: Checkpoint, plan: Plan, out: Path) -> int:
-    check_output(checkpoint.directory, out)
+def _dry_run(output: Output, origin: Origin, plan: Plan, out: Path) -> int:
+    check_output(origin.directory, out)
     complete = finished(out, plan)
     if output.json:
         output.result({**plan.to_dict(), "already_complete": bool(complete)})
     else:
-        show_plan(output, checkpoint.directory, plan)
+        show_plan(output, origin.name, plan)
     if not complete:
         check_space(out, plan)
     output.note("dry run: nothing was written" + (", the output is complete already" if complete else ""))
     return 0
-
-
-def _document(result: PackResult, summary: Summary) -> dict[str, Any]:
-    return {
-        "path": str(result.path),
-        "container_id": result.container_id,
-        "container_bytes": result.container_bytes,
-        "experts": result.records,
-        "bits_per_weight": summary.bits_per_weight,
-        "rel_error": dataclasses.asdict(summary.matrix_errors),
-        "trunk_rel_error": dataclasses.asdict(summary.tensor_errors),
-        "resumed_units": result.resumed_units,
-        "already_complete": result.already_complete,
-        "over_limit": [dataclasses.asdict(item) for item in result.over_limit],
-    }
-
-
-def _print(output: Output, result: PackResult, summary: Summary) -> None:
-    output.line(f"container     {result.container_id}")
-    output.line(f"bytes         {result.container_bytes} ({human_bytes(result.container_bytes)})")
-    if summary.experts:
-        bits = bits_text(summary.bits_per_weight, summary.recipe, summary.codecs)
-        output.line(f"experts       {summary.experts}, {bits}")
-    show_errors(output, summary)
-    for item in result.over_limit[:SHOWN_OVER_LIMIT]:
-        output.line(f"over limit    {item.where}: error {item.error:.6g}, limit {item.limit:g}")
-    if len(result.over_limit) > SHOWN_OVER_LIMIT:
-        output.line(f"              and {len(result.over_limit) - SHOWN_OVER_LIMIT} more")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +13,7 @@ from formats.families import Model, bind
 from formats.spelling import counted
 from packer.commands.common import jobs_option, typed
 from packer.estimate import TIME_BASIS
-from packer.fetch.provenance import provenance_of
+from packer.fetch.provenance import Provenance, provenance_of
 from packer.inspect_text import bits_text
 from packer.output import Output, human_bytes, human_seconds
 from packer.plan import Plan, make_plan
@@ -64,7 +63,7 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     return function
 
 
-def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs: int) -> tuple[Model, Plan]:
+def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs: int) -> tuple[Model, Plan, Provenance]:
     """Bind the checkpoint, choose the recipe and plan; choices and notes are said on stderr."""
     model = bind(checkpoint)
     if options.recipe is None:
@@ -89,10 +88,10 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
     )
     for note in plan.notes:
         output.note(f"note: {note}")
-    return model, plan
+    return model, plan, origin
 
 
-def show_plan(output: Output, source: Path, plan: Plan) -> None:
+def show_plan(output: Output, source: str, plan: Plan) -> None:
     """A plan as text for people."""
     arch, origin = plan.draft.architecture, plan.draft.source
     depth = counted(arch.hidden_layers, "layer")
@@ -117,6 +116,13 @@ def show_plan(output: Output, source: Path, plan: Plan) -> None:
     rows += [("index, manifest, assets", plan.other_bytes), ("container", plan.container_bytes)]
     output.table("", ("section", ">size", ">bytes"), [(name, human_bytes(size), size) for name, size in rows])
     output.line(f"memory       up to {human_bytes(plan.peak_memory_bytes)} with {counted(plan.jobs, 'job')}")
-    output.line(f"disk         {human_bytes(plan.peak_disk_bytes)} at the fullest moment")
+    output.line(f"disk         {human_bytes(plan.peak_disk_bytes)} at the fullest moment{_staging_text(plan)}")
     basis = TIME_BASIS.partition(",")[0]
     output.line(f"time         about {human_seconds(plan.estimated_seconds)} ({basis}; --json says more)")
+
+
+def _staging_text(plan: Plan) -> str:
+    if plan.staging_bytes:
+        size = human_bytes(plan.staging_bytes)
+        return f", and {size} for shards elsewhere" if plan.staging_apart else f", {size} of it for shards"
+    return f", {human_bytes(plan.relief_bytes)} less because shards go meanwhile" if plan.relief_bytes else ""

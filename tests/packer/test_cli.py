@@ -138,7 +138,6 @@ def test_cli_06_a_deeper_option_needs_the_one_above(path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("source", "hint"),
     [
-        ("moonshotai/Kimi-K3", "moepack fetch moonshotai/Kimi-K3"),
         ("absent/folder/deep", None),
         (f"{K3}/config.json", "with its config.json"),
     ],
@@ -154,6 +153,12 @@ def test_a_source_that_is_no_directory(
     error = capsys.readouterr().err
     assert source in error
     assert hint is None or hint in error
+
+
+def test_verify_takes_a_folder_and_says_how_to_have_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``plan`` and ``pack`` take a repository's name; they are tested in test_staging.py."""
+    assert run(["verify", str(path), "--source", "moonshotai/Kimi-K3"]) == 2
+    assert "moepack fetch moonshotai/Kimi-K3" in capsys.readouterr().err
 
 
 # Exit codes
