@@ -5,14 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := build/demo
+KILLS ?= 200
+FUZZ_SECONDS ?= 600
 
-.PHONY: help setup demo test test-full bench lint format bench-layout clean
+.PHONY: help setup demo test test-full test-faults test-kills fuzz bench lint format bench-layout clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo          pack, verify and inspect a small Kimi K3 checkpoint'
 	@echo 'make test          run all tests'
 	@echo 'make test-full     packs of one layer of Kimi K3 at its real size, without its weights (minutes, Linux)'
+	@echo 'make test-faults   every system call of a pack fails once, and the power fails at every one (minutes)'
+	@echo 'make test-kills    SIGKILL at every system call of a pack, and KILLS=200 times at random (minutes)'
+	@echo 'make fuzz          mutated inputs for every parser, FUZZ_SECONDS=600 in all'
 	@echo 'make lint          ruff and mypy'
 	@echo 'make format        let ruff rewrite the sources'
 	@echo 'make bench         error and speed of every effort, side by side (about five minutes)'
@@ -42,7 +47,18 @@ test: $(READY)
 test-full: $(READY)
 	MOEPACK_FULL_SIZE=1 $(BIN)/python -m pytest -q -s --timeout 3600 tests/fullsize
 
+test-faults: $(READY)
+	MOEPACK_FAULTS=all $(BIN)/python -m pytest -q -s --timeout 3600 tests/faults --deselect tests/faults/test_kills.py
+
+test-kills: $(READY)
+	MOEPACK_KILLS=$(KILLS) $(BIN)/python -m pytest -q -s --timeout 3600 tests/faults/test_kills.py
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
 bench: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]' \
+		|| echo 'scikit-learn and faiss cannot be installed here: they are left out of the comparison' >&2
 	$(BIN)/python -m benchmarks.run
 
 lint: $(READY)

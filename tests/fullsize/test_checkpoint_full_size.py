@@ -150,7 +150,8 @@ def test_offsets_beyond_two_to_the_fortieth(space: Path) -> None:
 
 def _fast_hash(directory: Path, name: str, *, stop: threading.Event, expected: str | None = None) -> ShardSeen:
     status = (directory / name).stat()
-    return ShardSeen(name, status.st_size, sparse_sha256(directory / name), status.st_mtime_ns)
+    stamp = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+    return ShardSeen(name, status.st_size, sparse_sha256(directory / name), stamp)
 
 
 def test_pack_of_the_first_and_the_last_expert_layer(
