@@ -39,7 +39,10 @@ def tensor_codec(info: TensorInfo, *, where: str) -> tuple[Codec, group_int.Para
             raise FormatError(
                 "codec parameters are malformed", where=where, expected="integers bits and group", found=fields
             )
-        return Codec.GROUP_INT, group_int.Parameters(bits=int(fields["bits"]), group=int(fields["group"]))
+        try:
+            return Codec.GROUP_INT, group_int.Parameters(bits=int(fields["bits"]), group=int(fields["group"]))
+        except FormatError as error:
+            raise FormatError(error.what, where=where, expected=error.expected, found=error.found) from None
     if info.codec != Codec.RAW.label:
         raise FormatError("unknown trunk codec", where=where, expected="raw or group_int", found=repr(info.codec))
     if fields:

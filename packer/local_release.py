@@ -47,13 +47,17 @@ class LocalRelease:
 
 
 def kept_headers(directory: Path) -> Path | None:
-    """Where headers are of a folder from which shards were released; None for any other folder.
+    """Where headers are kept of a folder from which shards are released; None for any other folder.
+
+    They are kept before the first shard goes, and a run can end between that and the receipt's note of it, so the
+    folder of headers decides and not the receipt's list.
 
     Raises:
         FormatError: the folder's receipt is damaged.
     """
     receipt = read_receipt(directory)
-    return directory / WORK_DIR / HEADERS_DIR if receipt is not None and receipt.released else None
+    folder = directory / WORK_DIR / HEADERS_DIR
+    return folder if receipt is not None and folder.is_dir() else None
 
 
 def check_releasable(checkpoint: Checkpoint, plan: Plan, provenance: Provenance) -> None:

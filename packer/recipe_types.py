@@ -230,7 +230,10 @@ def _found(document: Any, key: str) -> str | None:
             node = node[int(part)] if isinstance(node, list | tuple) else node[part]
         except (KeyError, IndexError, ValueError, TypeError):
             return None
-    return repr(node)[:80]
+    try:
+        return repr(node)[:80]
+    except RecursionError:
+        return "a table nested without end"
 
 
 def _key(path: str) -> str:

@@ -1,42 +1,77 @@
-"""System calls that fail on purpose: the k-th one, or all that a test names."""
+"""System calls that fail on purpose: the k-th one, the k-th and all that follow, or all that a test names."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeAlias
 
 from packer.system import System
 
 READS = ("pread", "drop_cache", "available", "close")
 
+Call: TypeAlias = Callable[..., Any]
+
+
+def wrapped(around: Callable[[str, Call, tuple[Any, ...]], Any], **replaced: Call) -> System:
+    """A system each of whose calls goes through ``around(name, call, arguments)``, which may make the call, or not."""
+    defaults = System()
+    calls = {field.name: replaced.get(field.name, getattr(defaults, field.name)) for field in fields(System)}
+
+    def wrap(name: str, call: Call) -> Call:
+        return lambda *arguments: around(name, call, arguments)
+
+    return System(**{name: wrap(name, call) for name, call in calls.items()})
+
 
 class Faults:
-    """Counts the calls made through :attr:`system` and fails call number ``at`` with ``code``.
+    """Counts the calls made through :attr:`system` and fails call number ``at``.
 
     ``watch`` names the calls that count; by default all that can run out of space or be refused. ``log`` has the
     names of all calls in order.
+
+    How it fails: with the error ``code``; with ``short`` it does half of what was asked instead (reads and writes
+    only); with ``late`` it does everything and then reports the error, as closing always does, because a descriptor
+    is gone whatever ``close`` returns; with ``sticky`` every watched call from that one on fails.
     """
 
-    def __init__(self, at: int = -1, code: int = 0, watch: Sequence[str] | None = None, **replaced: Any) -> None:
+    def __init__(
+        self,
+        at: int = -1,
+        code: int = 0,
+        watch: Sequence[str] | None = None,
+        *,
+        short: bool = False,
+        late: bool = False,
+        sticky: bool = False,
+        **replaced: Any,
+    ) -> None:
         self.at = at
         self.code = code
         self.count = 0
         self.log: list[str] = []
-        names = [field.name for field in fields(System)]
-        self.watch = [name for name in names if name not in READS] if watch is None else list(watch)
-        defaults = System()
-        calls = {name: self._wrap(name, replaced.get(name, getattr(defaults, name))) for name in names}
-        self.system = System(**calls)
+        self.system = wrapped(self._around, **replaced)
+        self.watch = [field.name for field in fields(System) if field.name not in READS] if watch is None else watch
+        self._short, self._late, self._sticky = short, late, sticky
+        self._guard = threading.Lock()
 
-    def _wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(*arguments: Any) -> Any:
+    def _around(self, name: str, call: Call, arguments: tuple[Any, ...]) -> Any:
+        with self._guard:
             self.log.append(name)
-            if name in self.watch:
-                self.count += 1
-                if self.count == self.at:
-                    raise OSError(self.code, os.strerror(self.code))
+            self.count += name in self.watch
+            due = name in self.watch and (self.count == self.at or (self._sticky and self.count > self.at > 0))
+        if not due:
             return call(*arguments)
+        if self._short:
+            return call(*_half(name, arguments))
+        if self._late or name == "close":
+            call(*arguments)
+        raise OSError(self.code, os.strerror(self.code))
 
-        return wrapped
+
+def _half(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments for half of the bytes, at least one."""
+    fd, data, offset = arguments
+    return (fd, data[: -(-len(data) // 2)], offset) if name == "pwrite" else (fd, -(-data // 2), offset)
