@@ -35,8 +35,8 @@ COPY_BLOCKS = 4  # blocks of a tensor that is copied
 
 # Processor time of the compiled kernels, measured on one core with AVX-512; others take 1.3 to 20 times as long.
 TIME_BASIS = "measured on AVX-512 cores, jobs on cores of their own, disks not the limit"
-FIT_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 0.07, "default": 0.54, "max": 5.1})  # an expert
-RVQ_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 30e-9, "default": 95e-9, "max": 350e-9})  # a weight
+FIT_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 0.07, "default": 0.51, "max": 3.9})  # an expert
+RVQ_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 28e-9, "default": 95e-9, "max": 260e-9})  # a weight
 # A weight of other codecs: decoding the source, measuring the error, hashing.
 WEIGHT_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.MXFP4: 5e-9, Codec.GROUP_INT: 30e-9, Codec.RAW: 5e-9})
 TRUNK_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.GROUP_INT: 35e-9, Codec.RAW: 2.5e-9})
