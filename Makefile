@@ -8,7 +8,7 @@ DEMO := build/demo
 KILLS ?= 200
 FUZZ_SECONDS ?= 600
 
-.PHONY: help setup demo test test-full test-faults test-kills fuzz bench lint format bench-layout clean
+.PHONY: help setup demo test test-full test-faults test-kills test-sanitized fuzz bench lint format bench-layout clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-full     packs of one layer of Kimi K3 at its real size, without its weights (minutes, Linux)'
 	@echo 'make test-faults   every system call of a pack fails once, and the power fails at every one (minutes)'
 	@echo 'make test-kills    SIGKILL at every system call of a pack, and KILLS=200 times at random (minutes)'
+	@echo 'make test-sanitized  the native kernels under AddressSanitizer and UBSan'
 	@echo 'make fuzz          mutated inputs for every parser, FUZZ_SECONDS=600 in all'
 	@echo 'make lint          ruff and mypy'
 	@echo 'make format        let ruff rewrite the sources'
@@ -52,6 +53,9 @@ test-faults: $(READY)
 
 test-kills: $(READY)
 	MOEPACK_KILLS=$(KILLS) $(BIN)/python -m pytest -q -s --timeout 3600 tests/faults/test_kills.py
+
+test-sanitized: $(READY)
+	tests/faults/sanitized $(BIN)/python
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 
 from formats import layout
-from formats.errors import FormatError, UsageError
+from formats.errors import FormatError, Interrupted, UsageError
 from formats.manifest import ASSETS_DIR, TRUNK_NAME
 from packer import durable
 from packer.durable import Extent, Output
@@ -25,12 +25,17 @@ COPY_BYTES = 8 << 20
 
 def check_files(job: Job) -> None:
     """Keep what stands on the disk as the journal says; forget the rest, so that it is made again."""
-    for name, (length, digest) in list(job.outcome.files.items()):
+    known = list(job.outcome.files.items())
+    found = job.executor.map(lambda item: _digest(job, item[0]), known)
+    for (name, (length, digest)), present in zip(known, found, strict=True):
         path = inside(job.out, name)
         job.tell(f"checking {name}")
-        if not path.is_file() or path.is_symlink():
+        if job.stop.is_set():
+            job.abandon.set()  # digests not yet begun are not worth the wait
+            raise Interrupted("stopped before the container was complete", where=job.out)
+        if present is None:
             job.outcome.forget(job.plan, name, keep_units=name in job.outcome.intents)
-        elif durable.file_digest(path, system=job.system) != (length, bytes.fromhex(digest)):
+        elif present != (length, bytes.fromhex(digest)):
             job.system.unlink(path)
             job.outcome.forget(job.plan, name)
         elif name in job.outcome.intents:
@@ -44,6 +49,14 @@ def check_files(job: Job) -> None:
             raise UsageError("file is in the way, and the journal does not know it", where=path, hint="remove it")
         if name in job.outcome.begun and not _is_whole(job, name):
             job.outcome.forget(job.plan, name)
+
+
+def _digest(job: Job, name: str) -> tuple[int, bytes] | None:
+    """Length and BLAKE3 of a published file as it is now; None if it is not there, or nobody waits any more."""
+    path = inside(job.out, name)
+    if job.abandon.is_set() or path.is_symlink() or not path.is_file():
+        return None
+    return durable.file_digest(path, system=job.system)
 
 
 def _is_whole(job: Job, name: str) -> bool:
