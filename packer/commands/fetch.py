@@ -64,7 +64,9 @@ def fetch(
     stall: float,
     **wishes: Any,
 ) -> int:
-    """Fetch the checkpoint REPO of a Hub: all its shards and small files, resumable and verified.
+    """Fetch a repository, resumable and verified.
+
+    All shards and small files of the checkpoint REPO of a Hub come along.
 
     HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are respected. Given again after an interruption, it continues inside the
     file that it was stopped in. A file has its name once its digest is right, never before.

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from formats import kernels
 from formats.checkpoint import Checkpoint
 from formats.families import Model, bind
 from formats.spelling import counted
@@ -86,6 +87,8 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
         repository=origin.repository,
         commit=origin.commit,
     )
+    if kernels.selection().name == kernels.NUMPY:
+        output.note("note: no compiled kernels are in use; numpy gives the same bytes, up to a hundred times slower")
     for note in plan.notes:
         output.note(f"note: {note}")
     return model, plan, origin

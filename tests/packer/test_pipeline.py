@@ -328,3 +328,12 @@ def test_unknown_kernel_path_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert "MOEPACK_KERNEL" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_numpy_twins_are_said_to_be_in_use() -> None:
+    """BLD-01: once, by the commands that they slow down."""
+    for name, said in (("numpy", True), (kernels.available_paths()[0], kernels.available_paths()[0] == "numpy")):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "MOEPACK_KERNEL": name}
+        command = [sys.executable, "-m", "packer", "plan", str(DATA / "k3-tiny")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        assert done.stderr.count("no compiled kernels") == int(said)
