@@ -9,7 +9,7 @@ from formats.errors import FormatError
 from formats.families.fields import Fields
 from formats.families.inventory import Expected, Inventory
 from formats.families.kimi import Release, build
-from formats.families.kimi_config import read_text_config
+from formats.families.kimi_config import TextConfig, read_text_config
 from formats.families.model import Role
 
 RELEASE = Release(
@@ -23,12 +23,17 @@ _MAX_BLOCKS = 1 << 12
 
 def inventory(config: Mapping[str, Any], where: str) -> Inventory:
     """What ``config`` promises."""
+    text = text_config(config, where)
+    return build(text, RELEASE, TOWERS, _tower_tensors(Fields(config, where).inner("vision_config"), text.dtype))
+
+
+def text_config(config: Mapping[str, Any], where: str) -> TextConfig:
+    """The text tower's part of ``config``."""
     outer = Fields(config, where)
     inner = outer.inner("text_config")
     if inner is None:
         raise FormatError("text_config is absent", where=where, expected="the text tower's configuration")
-    text = read_text_config(inner, outer)
-    return build(text, RELEASE, TOWERS, _tower_tensors(outer.inner("vision_config"), text.dtype))
+    return read_text_config(inner, outer)
 
 
 def _tower_tensors(vision: Fields | None, dtype: str) -> tuple[Expected, ...]:

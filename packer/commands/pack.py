@@ -24,7 +24,8 @@ from packer.commands.signals import stop_on_signals
 from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
 from packer.inspect import inspect_summary
 from packer.inspect_views import Summary
-from packer.machine import available_memory, fitting_jobs, processors
+from packer.memory import fitting_jobs
+from runtime.machine import available_memory, processors
 from packer.output import Output
 from packer.pack_text import pack_document, show_notes, show_pack
 from packer.pipeline import pack as pack_container

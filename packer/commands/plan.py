@@ -11,7 +11,7 @@ from packer.commands.common import EXIT_CODES, common_options
 from packer.commands.origin import OriginOptions, open_origin, origin_options, with_disk
 from packer.commands.signals import stop_on_signals
 from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
-from packer.machine import processors
+from runtime.machine import processors
 from packer.output import Output
 
 

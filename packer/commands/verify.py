@@ -8,7 +8,7 @@ import click
 
 from formats.spelling import counted, spelled
 from packer.commands.common import EXIT_CODES, common_options, container_directory, jobs_option, source_directory, typed
-from packer.machine import processors
+from runtime.machine import processors
 from packer.output import Output, human_number
 from packer.progress import ProgressLine
 from packer.verify import LEVELS

@@ -26,7 +26,7 @@ from packer import cli
 from packer.commands import moepack, run
 from packer.commands import pack as pack_command
 from packer.commands.errors import guarded
-from packer.machine import processors
+from runtime.machine import processors
 from packer.output import make_output
 from packer.preflight import WORK_DIR
 from packer.system import SYSTEM

@@ -1,0 +1,58 @@
+"""Gated MLPs: dense layers, shared experts and routed experts are all down(act(gate(x), up(x)))."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.encoded import EncodedMatrix, multiply, multiply_pair
+from formats.families.kimi_config import Arithmetic
+from runtime.models.arithmetic import sigmoid, silu
+from runtime.store import Expert, Tensors
+from runtime.threads import Workers, multiply_rows
+
+Single = NDArray[np.float32]
+Activation = Callable[[Single, Single], Single]
+
+
+def activation(arithmetic: Arithmetic) -> Activation:
+    """act(gate, up) as the configuration names it.
+
+    ``silu``: silu(g) * u. ``situ``: beta * tanh(g / beta) * sigmoid(g) * (lbeta * tanh(u / lbeta)), with u itself where
+    there is no lbeta (the released modelling code of Kimi K3).
+    """
+    if arithmetic.activation == "silu":
+        return lambda gate, up: silu(gate) * up
+    assert arithmetic.situ_beta is not None  # the configuration's reader insists on it
+    beta = np.float32(arithmetic.situ_beta)
+    linear = None if arithmetic.situ_linear_beta is None else np.float32(arithmetic.situ_linear_beta)
+
+    def situ(gate: Single, up: Single) -> Single:
+        soft: Single = beta * np.tanh(gate / beta) * sigmoid(gate)
+        return soft * (up if linear is None else linear * np.tanh(up / linear))
+
+    return situ
+
+
+def apply_expert(expert: Expert, inputs: Single, act: Activation) -> Single:
+    """One routed expert, on the calling thread alone: float32 [n, width] to [n, width]."""
+    gate, up = multiply_pair(expert.gate, expert.up, inputs)
+    return multiply(expert.down, act(gate, up))
+
+
+def apply_mlp(tensors: Tensors, name: str, inputs: Single, act: Activation, workers: Workers) -> Single:
+    """The MLP ``name`` of a layer, by all workers.
+
+    Args:
+        tensors: of the layer.
+        name: before ``.gate_proj.weight`` and its like.
+        inputs: float32 [n, hidden].
+    """
+
+    def product(part: str, x: Single) -> Single:
+        matrix: EncodedMatrix = tensors.matrices[f"{name}.{part}_proj.weight"]
+        return multiply_rows(workers, matrix, x)
+
+    return product("down", act(product("gate", inputs), product("up", inputs)))
