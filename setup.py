@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 KERNELS = Path("formats") / "kernels"
-SOURCES = ("native", "path_portable", "path_avx2", "path_avx512", "path_avx512_vnni")
+SOURCES = ("native", "native_call", "native_products", "path_portable", "path_avx2", "path_avx512", "path_avx512_vnni")
 
 setup(
     ext_modules=[

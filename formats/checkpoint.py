@@ -11,7 +11,8 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from typing import Any, Self
 from formats import names, strict_json
 from formats.assets import INDEX_NAME, survey
 from formats.errors import EnvironmentProblem, FormatError, UsageError
-from formats.files import read_exactly
+from formats.files import read_exactly, read_into
 from formats.headers import check_arrived, header_path, read_kept_header
 from formats.shard import Shard, SourceTensor, check_tensor_name, read_header, refuse_impostor
 from formats.spelling import counted, spelled
@@ -86,6 +87,21 @@ class Checkpoint:
             FormatError: the shard was removed or changed since it was opened.
             EnvironmentProblem: the device fails.
         """
+        tensor, start, stop = self._range(name, start, stop)
+        if start == stop:
+            return b""
+        with self._shard(tensor.shard) as fd:
+            return read_exactly(fd, tensor.offset + start, stop - start, where=tensor.shard)
+
+    def read_into(self, name: str, target: memoryview, start: int = 0) -> None:
+        """Fill ``target`` with the bytes from ``start`` on of the tensor ``name``; errors are those of :meth:`read`."""
+        tensor, start, _ = self._range(name, start, start + len(target))
+        if target:
+            with self._shard(tensor.shard) as fd:
+                read_into(fd, tensor.offset + start, target, where=tensor.shard)
+
+    def _range(self, name: str, start: int, stop: int | None) -> tuple[SourceTensor, int, int]:
+        """A tensor and a range inside of it; its end by default."""
         tensor = self.tensors.get(name)
         if tensor is None:
             why = "no such tensor" if self.has_headers else "only metadata are open: the shards are absent"
@@ -95,12 +111,15 @@ class Checkpoint:
             raise UsageError(
                 "range outside of the tensor", where=name, expected=f"0 to {tensor.bytes}", found=f"{start} to {stop}"
             )
-        if start == stop:
-            return b""
-        fd, stamp = _open_regular(self.directory / tensor.shard, tensor.shard)
+        return tensor, start, stop
+
+    @contextmanager
+    def _shard(self, shard: str) -> Iterator[int]:
+        """A descriptor of a shard that is what it was when it was opened first."""
+        fd, stamp = _open_regular(self.directory / shard, shard)
         try:
-            self._check_stamp(fd, tensor.shard, stamp)
-            return read_exactly(fd, tensor.offset + start, stop - start, where=tensor.shard)
+            self._check_stamp(fd, shard, stamp)
+            yield fd
         finally:
             os.close(fd)
 

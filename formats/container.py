@@ -59,7 +59,7 @@ class Container:
         self.container_id = container_id
         self._directory_fd = directory_fd
         self._files: dict[str, int] = {}
-        self._rows: dict[int, tuple[IndexRow, ...]] = {}
+        self._rows: dict[int, bytes] = {}  # as stored: K3 has 82,432 rows, and objects would take four times as much
         self._layers = {info.layer: info for info in manifest.layers}
         self._tensors = {info.name: info for info in manifest.tensors}
         self._lock = threading.Lock()
@@ -95,6 +95,25 @@ class Container:
             IntegrityError: the rows are not those that were recorded.
             FormatError: they contradict the manifest or each other.
         """
+        return self._unpack_rows(self.layer(layer), 0, self._proved_rows(layer))
+
+    def row(self, layer: int, expert: int) -> IndexRow:
+        """The index row of one expert; searched for, since a partial container may have gaps."""
+        data = self._proved_rows(layer)
+        experts = np.frombuffer(data, "<u4")[1 :: INDEX_ROW_BYTES // 4]  # the second field of each row
+        number = int(np.searchsorted(experts, expert))
+        if number == experts.size or experts[number] != expert:
+            raise UsageError(
+                "container does not hold this expert", where=self.path, found=layout.record_name(layer, expert)
+            )
+        start = INDEX_ROW_BYTES * number
+        return self._unpack_rows(self.layer(layer), number, data[start : start + INDEX_ROW_BYTES])[0]
+
+    def largest_record(self, layer: int) -> int:
+        """Bytes of the layer's longest record."""
+        return int(np.frombuffer(self._proved_rows(layer), "<u8")[3 :: INDEX_ROW_BYTES // 8].max())
+
+    def _proved_rows(self, layer: int) -> bytes:
         with self._lock:
             known = self._rows.get(layer)
         if known is not None:
@@ -112,34 +131,21 @@ class Container:
                 expected=info.index_blake3,
                 found=found,
             )
-        rows = tuple(unpack_index_rows(data, where=where, offset=start))
-        check_rows(rows, info, where=where)
+        check_rows(self._unpack_rows(info, 0, data), info, where=where)
         with self._lock:
-            self._rows[layer] = rows
-        return rows
+            self._rows[layer] = data
+        return data
 
-    def row(self, layer: int, expert: int) -> IndexRow:
-        """The index row of one expert; a binary search, since a partial container may have gaps."""
-        rows = self.rows(layer)
-        low, high = 0, len(rows)
-        while low < high:
-            middle = (low + high) // 2
-            if rows[middle].expert < expert:
-                low = middle + 1
-            else:
-                high = middle
-        if low == len(rows) or rows[low].expert != expert:
-            raise UsageError(
-                "container does not hold this expert", where=self.path, found=layout.record_name(layer, expert)
-            )
-        return rows[low]
+    def _unpack_rows(self, info: LayerInfo, first: int, data: bytes) -> tuple[IndexRow, ...]:
+        where, offset = self.manifest.index.file, INDEX_ROW_BYTES * (1 + info.first_row + first)
+        return tuple(unpack_index_rows(data, where=where, offset=offset))
 
     def header(self, layer: int, expert: int) -> RecordHeader:
         """The header of a record, checked against its index row, without reading the rest."""
         row = self.row(layer, expert)
         info = self.layer(layer)
         data = read_exactly(self.file(info.file), row.offset, layout.RECORD_HEADER_BYTES, where=info.file)
-        return self._checked_header(data, row, info)
+        return self.checked_header(data, row)
 
     def record(self, layer: int, expert: int, *, check: bool = True) -> Record:
         """One expert, with one read.
@@ -162,12 +168,14 @@ class Container:
                     expected=row.digest.hex(),
                     found=found.hex(),
                 )
-        header = self._checked_header(data, row, info)
+        header = self.checked_header(data, row)
         return Record(header, data, layout.record_name(layer, expert))
 
-    def _checked_header(self, data: bytes, row: IndexRow, info: LayerInfo) -> RecordHeader:
-        where = f"{info.file}: {layout.record_name(row.layer, row.expert)}"
-        header = layout.unpack_record_header(data, where=info.file, offset=row.offset)
+    def checked_header(self, data: bytes, row: IndexRow) -> RecordHeader:
+        """The header at the start of ``data``, which must agree with its index row and the manifest."""
+        file = self.layer(row.layer).file
+        where = f"{file}: {layout.record_name(row.layer, row.expert)}"
+        header = layout.unpack_record_header(data, where=file, offset=row.offset)
         check_header(header, row, self.manifest, where=where)
         return header
 
@@ -237,6 +245,13 @@ class Container:
                     raise UsageError("container is closed", where=self.path)
                 self._files[name] = open_inside(self._directory_fd, name, where=name)
             return self._files[name]
+
+    def open_again(self, name: str) -> int:
+        """Another descriptor of one of the container's files, for the caller to change and to close."""
+        with self._lock:
+            if self._directory_fd < 0:
+                raise UsageError("container is closed", where=self.path)
+            return open_inside(self._directory_fd, name, where=name)
 
 
 def open_container(path: str | Path) -> Container:

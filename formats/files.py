@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from formats.errors import EnvironmentProblem, FormatError, UsageError
@@ -36,6 +37,43 @@ def read_exactly(fd: int, offset: int, length: int, *, where: str) -> bytes:
         pieces.append(piece)
         position += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def fill(target: memoryview, offset: int, read_some: Callable[[memoryview, int], int], *, where: str) -> None:
+    """Fill ``target`` with what stands at ``offset``, in as many calls as it takes.
+
+    Args:
+        target: of bytes; all of it is filled.
+        offset: in the file.
+        read_some: reads into (a part of) a view from an offset on and returns how many bytes it read.
+        where: for messages.
+
+    Raises:
+        FormatError: the file ends before; the offset of its end is named.
+        EnvironmentProblem: the device failed.
+    """
+    done = 0
+    while done < len(target):
+        try:
+            count = read_some(target[done : done + MAX_CALL_BYTES], offset + done)
+        except InterruptedError:
+            continue
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot read: {error.strerror}", where=where, offset=offset + done) from None
+        if count <= 0:
+            raise FormatError(
+                "file ends early",
+                where=where,
+                offset=offset + done,
+                expected=f"{offset + len(target)} bytes or more",
+                found=offset + done,
+            )
+        done += count
+
+
+def read_into(fd: int, offset: int, target: memoryview, *, where: str) -> None:
+    """Fill ``target`` with what stands at ``offset`` of an open file; errors are those of :func:`fill`."""
+    fill(target, offset, lambda view, at: os.preadv(fd, [view], at), where=where)
 
 
 def open_inside(directory_fd: int, name: str, *, where: str) -> int:

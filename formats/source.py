@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from formats import dtypes
 from formats.checkpoint import Checkpoint
 from formats.codecs import mxfp4
+from formats.codecs.common import Buffer
 from formats.errors import FormatError
 from formats.families import MATRICES, Model
 from formats.layout import SectionKind
@@ -40,7 +41,7 @@ class SourceMatrix:
 
     rows: int
     cols: int
-    tensors: tuple[tuple[str, bytes], ...]
+    tensors: tuple[tuple[str, Buffer], ...]
     format: str
     digest: bytes
     where: str
@@ -107,7 +108,7 @@ def scale_bias_doubt(matrix: SourceMatrix, bias: int = mxfp4.DEFAULT_BIAS) -> st
     )
 
 
-def _dense(data: bytes, dtype_name: str, rows: int, cols: int, where: str) -> NDArray[np.float32]:
+def _dense(data: Buffer, dtype_name: str, rows: int, cols: int, where: str) -> NDArray[np.float32]:
     dtype = dtypes.by_name(dtype_name)
     count, first = dtypes.count_nonfinite(data, dtype)
     if first is not None:
@@ -117,6 +118,6 @@ def _dense(data: bytes, dtype_name: str, rows: int, cols: int, where: str) -> ND
     return dtypes.to_float32(data, dtype).reshape(rows, cols)
 
 
-def _mxfp4(packed: bytes, scale: bytes, rows: int, cols: int, bias: int, where: str) -> NDArray[np.float32]:
+def _mxfp4(packed: Buffer, scale: Buffer, rows: int, cols: int, bias: int, where: str) -> NDArray[np.float32]:
     sections = {SectionKind.CODES: packed, SectionKind.SCALES: scale}
     return mxfp4.decode(rows, cols, mxfp4.Parameters(bias=bias), sections, scale_exponent=0, where=where)

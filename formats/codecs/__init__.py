@@ -1,8 +1,8 @@
 """The codecs, by number: one way to ask what sections a matrix takes and to decode it (SPEC section 8).
 
-Each codec is a module with a page of the same name. They share six names: ``Parameters`` (frozen, with
-``pack`` and ``unpack``), ``shared_sections``, ``matrix_sections``, ``row_sections``, ``decode``. Everyone else
-goes through the functions here.
+Each codec is a module with a page of the same name. They share seven names: ``Parameters`` (frozen, with
+``pack`` and ``unpack``), ``shared_sections``, ``matrix_sections``, ``row_sections``, ``Stored`` (a matrix as its
+sections hold it), ``check`` and ``decode``. Everyone else goes through the functions here.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from formats.layout import (
 )
 
 Parameters = rvq.Parameters | mxfp4.Parameters | group_int.Parameters | raw.Parameters
+Stored = rvq.Stored | mxfp4.Stored | group_int.Stored | raw.Stored
 Shapes = Sequence[tuple[int, int]]  # (rows, cols) of gate, up and down
 
 
@@ -43,6 +44,10 @@ class _CodecModule(Protocol):
     def matrix_sections(self, rows: int, cols: int, parameters: Any) -> tuple[tuple[SectionKind, int], ...]: ...
 
     def row_sections(self, cols: int, parameters: Any) -> tuple[tuple[SectionKind, int], ...]: ...
+
+    def check(
+        self, rows: int, cols: int, parameters: Any, sections: SectionBytes, *, scale_exponent: int, where: str
+    ) -> Any: ...
 
     def decode(
         self, rows: int, cols: int, parameters: Any, sections: SectionBytes, *, scale_exponent: int, where: str
@@ -131,6 +136,25 @@ def check_sections(header: RecordHeader) -> Parameters:
                 f"section {section.label} has the wrong length", where=where, expected=length, found=section.bytes
             )
     return parameters
+
+
+def stored_matrix(
+    codec: Codec,
+    parameters: Parameters,
+    rows: int,
+    cols: int,
+    sections: SectionBytes,
+    *,
+    scale_exponent: int = 0,
+    where: str,
+) -> Stored:
+    """A matrix as its sections hold it, checked but not decoded; shared sections included.
+
+    Raises:
+        FormatError: bytes that break the codec's rules.
+    """
+    stored: Stored = _CODECS[codec].check(rows, cols, parameters, sections, scale_exponent=scale_exponent, where=where)
+    return stored
 
 
 def decode_sections(

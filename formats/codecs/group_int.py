@@ -213,6 +213,34 @@ def _runs(cols: int, group: int) -> list[tuple[int, int, int]]:
     return [*runs, (full, cols, full // 2)] if full < cols else runs
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Rows as their sections hold them, without a copy.
+
+    Attributes:
+        scales: float16 [rows, ceil(cols / group)].
+        codes: uint8 [rows, bytes a row].
+    """
+
+    scales: Half
+    codes: Octets
+
+
+def check(
+    rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
+) -> Stored:
+    """Refuse what ``group_int.md`` refuses, without decoding; arguments and errors are those of :func:`decode`."""
+    check_scale_exponent(scale_exponent, where=where)
+    strides = dict(row_sections(cols, parameters))
+    scales_view = section_view(sections, SectionKind.SCALES, rows * strides[SectionKind.SCALES], where=where)
+    codes = section_view(sections, SectionKind.CODES, rows * strides[SectionKind.CODES], where=where)
+    scales = half_view(scales_view, where=f"{where} scales").reshape(rows, strides[SectionKind.SCALES] // 2)
+    codes = codes.reshape(rows, strides[SectionKind.CODES])
+    if parameters.bits == 4:
+        _check_filling(codes, cols, where)
+    return Stored(scales, codes)
+
+
 def decode(
     rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
 ) -> Single:
@@ -231,21 +259,17 @@ def decode(
     Raises:
         FormatError: for each of the refusals in ``group_int.md``.
     """
-    check_scale_exponent(scale_exponent, where=where)
-    strides = dict(row_sections(cols, parameters))
-    scales_view = section_view(sections, SectionKind.SCALES, rows * strides[SectionKind.SCALES], where=where)
-    codes = section_view(sections, SectionKind.CODES, rows * strides[SectionKind.CODES], where=where)
-    scales = to_single(half_view(scales_view, where=f"{where} scales"), scale_exponent)
-    groups = strides[SectionKind.SCALES] // 2
-    codes = codes.reshape(rows, strides[SectionKind.CODES])
-    if parameters.bits == 4:
-        _check_filling(codes, cols, parameters, where)
+    stored = check(rows, cols, parameters, sections, scale_exponent=scale_exponent, where=where)
     return kernels.decode_group_int(
-        codes, scales.reshape(rows, groups), cols, bits=parameters.bits, group=parameters.group
+        stored.codes,
+        to_single(stored.scales, scale_exponent),
+        cols,
+        bits=parameters.bits,
+        group=parameters.group,
     )
 
 
-def _check_filling(codes: Octets, cols: int, parameters: Parameters, where: str) -> None:
+def _check_filling(codes: Octets, cols: int, where: str) -> None:
     """The nibble that fills up the last byte of a short group of odd width is 8. Only a row's last group can be one."""
     if cols % 2 and codes.size and (codes[:, -1] >> 4 != PAD_NIBBLE).any():
         raise FormatError(

@@ -31,6 +31,7 @@ MAX_BIAS: Final = 148  # half of 2**-148 is the smallest number of float32: ever
 NAN_SCALE: Final = 255
 MAGNITUDES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
+_ALWAYS_FINITE: Final = 125  # the largest b - bias under which 6, the largest magnitude, stays within float32
 _BLOCK = struct.Struct("<BBH12x")
 _CHUNK_VALUES = 1 << 20
 
@@ -83,6 +84,37 @@ def matrix_sections(rows: int, cols: int, parameters: Parameters) -> tuple[tuple
     return tuple((kind, rows * stride) for kind, stride in row_sections(cols, parameters))
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A matrix as its sections hold it, without a copy.
+
+    Attributes:
+        scales: uint8 [rows, ceil(cols / 32)].
+        codes: uint8 [rows, ceil(cols / 2)].
+    """
+
+    scales: Octets
+    codes: Octets
+
+
+def check(
+    rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
+) -> Stored:
+    """Refuse what ``mxfp4.md`` refuses, without decoding; arguments and errors are those of :func:`decode`."""
+    check_no_scale_exponent(scale_exponent, "mxfp4", where=where)
+    strides = dict(row_sections(cols, parameters))
+    groups, pairs = strides[SectionKind.SCALES], strides[SectionKind.CODES]
+    scales = section_view(sections, SectionKind.SCALES, rows * groups, where=where).reshape(rows, groups)
+    codes = section_view(sections, SectionKind.CODES, rows * pairs, where=where).reshape(rows, pairs)
+    if scales.size:
+        largest = int(scales.max())
+        if largest == NAN_SCALE:
+            _refuse_nan(scales, where)
+        if largest - parameters.bias > _ALWAYS_FINITE:
+            _check_range(codes, scales, cols, parameters, where)
+    return Stored(scales, codes)
+
+
 def decode(
     rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
 ) -> Single:
@@ -101,15 +133,13 @@ def decode(
     Raises:
         FormatError: for each of the refusals in ``mxfp4.md``.
     """
-    check_no_scale_exponent(scale_exponent, "mxfp4", where=where)
-    strides = dict(row_sections(cols, parameters))
-    groups, pairs = strides[SectionKind.SCALES], strides[SectionKind.CODES]
-    exponents = section_view(sections, SectionKind.SCALES, rows * groups, where=where).reshape(rows, groups)
-    codes = section_view(sections, SectionKind.CODES, rows * pairs, where=where).reshape(rows, pairs)
-    _check_exponents(exponents, where)
-    values = kernels.decode_mxfp4(codes, exponents, _pair_table(), _factors(parameters.bias), cols)
-    _check_range(values, exponents, parameters, where)
-    return values
+    stored = check(rows, cols, parameters, sections, scale_exponent=scale_exponent, where=where)
+    return decode_stored(stored.codes, stored.scales, cols, parameters.bias)
+
+
+def decode_stored(codes: Octets, scales: Octets, cols: int, bias: int) -> Single:
+    """Decode rows that have been checked: float32 [rows, cols]."""
+    return kernels.decode_mxfp4(codes, scales, _pair_table(), _factors(bias), cols)
 
 
 def _pair_table() -> Single:
@@ -125,20 +155,28 @@ def _factors(bias: int) -> Single:
         return np.ldexp(np.float64(1.0), np.arange(256) - bias).astype(np.float32)
 
 
-def _check_exponents(exponents: Octets, where: str) -> None:
-    """No scale byte is 255, the NaN of E8M0."""
-    if exponents.size and int(exponents.max()) == NAN_SCALE:
-        row, group = (int(at) for at in np.argwhere(exponents == NAN_SCALE)[0])
-        raise FormatError(
-            f"scale byte 255 (NaN) in row {row}, group {group}",
-            where=f"{where} scales",
-            offset=row * exponents.shape[1] + group,
-            found=f"{int((exponents == NAN_SCALE).sum())} of them",
-        )
+def _refuse_nan(scales: Octets, where: str) -> None:
+    """A scale byte 255 is the NaN of E8M0."""
+    row, group = (int(at) for at in np.argwhere(scales == NAN_SCALE)[0])
+    raise FormatError(
+        f"scale byte 255 (NaN) in row {row}, group {group}",
+        where=f"{where} scales",
+        offset=row * scales.shape[1] + group,
+        found=f"{int((scales == NAN_SCALE).sum())} of them",
+    )
 
 
-def _check_range(values: Single, exponents: Octets, parameters: Parameters, where: str) -> None:
-    """No value exceeds float32, which only exponents from 126 upwards can bring about."""
-    if exponents.size and int(exponents.max()) - parameters.bias > 125 and not np.isfinite(values).all():
-        row, col = (int(at) for at in np.argwhere(~np.isfinite(values))[0])
-        raise FormatError(f"value in row {row}, column {col} exceeds float32", where=where)
+def _check_range(codes: Octets, scales: Octets, cols: int, parameters: Parameters, where: str) -> None:
+    """No value exceeds float32: looks at the codes of rows with a group that could bring it about, a few at a time."""
+    numbers = np.abs(_pair_table())
+    factors = _factors(parameters.bias)
+    suspects = np.flatnonzero(scales.max(axis=1).astype(np.int64) - parameters.bias > _ALWAYS_FINITE)
+    step = max(1, _CHUNK_VALUES // max(cols, 1))
+    for start in range(0, suspects.size, step):
+        chosen = suspects[start : start + step]
+        sizes = numbers[codes[chosen]].reshape(chosen.size, -1)[:, :cols]
+        with np.errstate(over="ignore", invalid="ignore"):
+            sizes *= np.repeat(factors[scales[chosen]], GROUP, axis=1)[:, :cols]
+        if not np.isfinite(sizes).all():
+            row, col = (int(at) for at in np.argwhere(~np.isfinite(sizes))[0])
+            raise FormatError(f"value in row {chosen[row]}, column {col} exceeds float32", where=where)

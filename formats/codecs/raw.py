@@ -11,6 +11,7 @@ from formats import dtypes
 from formats.codecs.common import (
     PARAMETER_BYTES,
     Buffer,
+    Octets,
     SectionBytes,
     Single,
     check_no_scale_exponent,
@@ -64,6 +65,21 @@ def matrix_sections(rows: int, cols: int, parameters: Parameters) -> tuple[tuple
     return ((SectionKind.CODES, rows * cols * parameters.itemsize),)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The elements as their section holds them: uint8 [bytes], without a copy."""
+
+    codes: Octets
+
+
+def check(
+    rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
+) -> Stored:
+    """Refuse what ``raw.md`` refuses, without decoding; arguments and errors are those of :func:`decode`."""
+    check_no_scale_exponent(scale_exponent, "raw", where=where)
+    return Stored(section_view(sections, SectionKind.CODES, rows * cols * parameters.itemsize, where=where))
+
+
 def decode(
     rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
 ) -> Single:
@@ -82,6 +98,5 @@ def decode(
     Raises:
         FormatError: for each of the refusals in ``raw.md``.
     """
-    check_no_scale_exponent(scale_exponent, "raw", where=where)
-    view = section_view(sections, SectionKind.CODES, rows * cols * parameters.itemsize, where=where)
-    return dtypes.to_float32(view, dtypes.by_name(parameters.dtype, where=where)).reshape(rows, cols)
+    stored = check(rows, cols, parameters, sections, scale_exponent=scale_exponent, where=where)
+    return dtypes.to_float32(stored.codes, dtypes.by_name(parameters.dtype, where=where)).reshape(rows, cols)

@@ -175,6 +175,44 @@ def unpack_codebooks(data: Buffer, parameters: Parameters, *, where: str) -> Hal
     return halves.reshape(parameters.stages, parameters.entries, DIMENSION)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A matrix as its sections hold it, without a copy.
+
+    Attributes:
+        codebooks: float16 [stages, entries, 8].
+        scales: float16 [rows].
+        codes: uint8 [blocks, vectors, stages, 64].
+    """
+
+    codebooks: Half
+    scales: Half
+    codes: Octets
+
+
+def check(
+    rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
+) -> Stored:
+    """Refuse what ``rvq.md`` refuses, without decoding; arguments and errors are those of :func:`decode`.
+
+    Full codebooks need no look at the indices but for those that fill up the last block.
+    """
+    check_scale_exponent(scale_exponent, where=where)
+    if SectionKind.CODEBOOKS not in sections:
+        raise FormatError("section codebooks is absent", where=where)
+    codebooks = unpack_codebooks(sections[SectionKind.CODEBOOKS], parameters, where=where)
+    scales = half_view(section_view(sections, SectionKind.SCALES, 2 * rows, where=where), where=f"{where} scales")
+    codes = _blocks(sections, rows, cols, parameters, where)
+    _check_codes(codes, rows, parameters, where)
+    reach = np.abs(codebooks).max(axis=(1, 2)).astype(np.float64).sum()
+    largest = float(reach) * float(np.abs(scales).max()) * 2.0**scale_exponent
+    if largest >= _LIMIT:
+        raise FormatError(
+            "codebooks times scales exceed float32", where=where, expected="below 2**127", found=f"{largest:g}"
+        )
+    return Stored(codebooks, scales, codes)
+
+
 def decode(
     rows: int, cols: int, parameters: Parameters, sections: SectionBytes, *, scale_exponent: int, where: str
 ) -> Single:
@@ -193,21 +231,9 @@ def decode(
     Raises:
         FormatError: for each of the refusals in ``rvq.md``.
     """
-    check_scale_exponent(scale_exponent, where=where)
-    if SectionKind.CODEBOOKS not in sections:
-        raise FormatError("section codebooks is absent", where=where)
-    halves = unpack_codebooks(sections[SectionKind.CODEBOOKS], parameters, where=where)
-    scales_view = section_view(sections, SectionKind.SCALES, 2 * rows, where=where)
-    scales = to_single(half_view(scales_view, where=f"{where} scales"), scale_exponent)
-    packed = _blocks(sections, rows, cols, parameters, where)
-    _check_codes(packed, rows, parameters, where)
-    codebooks = halves.astype(np.float32)
-    largest = np.abs(halves.astype(np.float64)).max(axis=(1, 2)).sum() * float(np.abs(scales).max())
-    if largest >= _LIMIT:
-        raise FormatError(
-            "codebooks times scales exceed float32", where=where, expected="below 2**127", found=f"{largest:g}"
-        )
-    return kernels.decode_rvq(packed, codebooks, scales, cols)
+    stored = check(rows, cols, parameters, sections, scale_exponent=scale_exponent, where=where)
+    scales = to_single(stored.scales, scale_exponent)
+    return kernels.decode_rvq(stored.codes, stored.codebooks.astype(np.float32), scales, cols)
 
 
 def _blocks(sections: SectionBytes, rows: int, cols: int, parameters: Parameters, where: str) -> Octets:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.kernels import twins
+from formats.kernels.checks import check_array
 from formats.kernels.paths import NUMPY, Selection, available_paths, resolve, selection
 from formats.kernels.twins import BLOCK_ROWS, DIMENSION, MAX_ENTRIES, MAX_STAGES, MAX_WIDTH, FitSums
 
@@ -50,16 +51,8 @@ Double = NDArray[np.float64]
 Octets = NDArray[np.uint8]
 
 
-def _check(array: NDArray[Any], dtype: type[np.generic], shape: tuple[int | None, ...], name: str) -> None:
-    """Refuse an array of another dtype, shape (None: any side) or layout than the kernels take."""
-    fits = array.ndim == len(shape) and all(want in (None, have) for want, have in zip(shape, array.shape, strict=True))
-    if array.dtype != dtype or not fits or not array.flags.c_contiguous:
-        wanted = tuple("n" if side is None else side for side in shape)
-        raise ValueError(f"{name}: contiguous {np.dtype(dtype)} {wanted} wanted, got {array.dtype} {array.shape}")
-
-
 def _check_codebooks(codebooks: NDArray[Any], dtype: type[np.generic]) -> tuple[int, int]:
-    _check(codebooks, dtype, (None, None, DIMENSION), "codebooks")
+    check_array(codebooks, dtype, (None, None, DIMENSION), "codebooks")
     stages, entries, _ = codebooks.shape
     if not (1 <= stages <= MAX_STAGES and 1 <= entries <= MAX_ENTRIES):
         raise ValueError(f"codebooks: {stages} stages of {entries} entries are out of range")
@@ -85,9 +78,9 @@ def encode(vectors: Single, codebooks: Single, *, width: int | Sequence[int] = 1
         uint8 [n, stages].
     """
     stages, entries = _check_codebooks(codebooks, np.float32)
-    _check(vectors, np.float32, (None, DIMENSION), "vectors")
+    check_array(vectors, np.float32, (None, DIMENSION), "vectors")
     widths = np.full(stages, width, dtype=np.int32) if isinstance(width, int) else np.array(width, dtype=np.int32)
-    _check(widths, np.int32, (stages,), "width")
+    check_array(widths, np.int32, (stages,), "width")
     if widths.min() < 1 or widths.max() > MAX_WIDTH:
         raise ValueError(f"width: 1 to {MAX_WIDTH} wanted, got {width}")
     native, number = resolve(path)
@@ -115,9 +108,9 @@ def encode_weighted(
     Returns:
         uint8 [rows, positions, stages].
     """
-    _check(vectors, np.float32, (None, None, DIMENSION), "vectors")
+    check_array(vectors, np.float32, (None, None, DIMENSION), "vectors")
     rows, positions, _ = vectors.shape
-    _check(weights, np.float32, (positions, DIMENSION), "weights")
+    check_array(weights, np.float32, (positions, DIMENSION), "weights")
     stages, _ = _check_codebooks(codebooks, np.float32)
     codes = np.empty((rows, positions, stages), dtype=np.uint8)
     for position, factors in enumerate(weight_roots(weights)):
@@ -150,14 +143,14 @@ def fit_sums(
     Returns:
         See :class:`FitSums`. Sums are in float64, in the order of the vectors.
     """
-    _check(vectors, np.float32, (None, DIMENSION), "vectors")
+    check_array(vectors, np.float32, (None, DIMENSION), "vectors")
     count = vectors.shape[0]
-    _check(codes, np.uint8, (count, None), "codes")
+    check_array(codes, np.uint8, (count, None), "codes")
     stages = codes.shape[1]
     if not (1 <= stages <= MAX_STAGES and 1 <= entries <= MAX_ENTRIES) or int(codes.max(initial=0)) >= entries:
         raise ValueError(f"codes: {stages} stages of indices below {entries} are out of range")
     if weights is not None:
-        _check(weights, np.float32, (count, DIMENSION), "weights")
+        check_array(weights, np.float32, (count, DIMENSION), "weights")
     native, number = resolve(path)
     if native is None:
         return twins.fit_sums(vectors, codes, entries, weights)
@@ -183,9 +176,9 @@ def sweep(codebooks: Double, sums: FitSums, *, sweeps: int = 1, path: str | None
     weighted = sums.pairs.ndim == 4
     tail = (DIMENSION,) if weighted else ()
     dtype = np.float64 if weighted else np.uint32
-    _check(sums.pairs, dtype, (stages * (stages - 1) // 2, entries, entries, *tail), "pairs")
-    _check(sums.totals, dtype, (stages, entries, *tail), "totals")
-    _check(sums.sums, np.float64, (stages, entries, DIMENSION), "sums")
+    check_array(sums.pairs, dtype, (stages * (stages - 1) // 2, entries, entries, *tail), "pairs")
+    check_array(sums.totals, dtype, (stages, entries, *tail), "totals")
+    check_array(sums.sums, np.float64, (stages, entries, DIMENSION), "sums")
     native, number = resolve(path)
     if native is None:
         return twins.sweep(codebooks, sums, sweeps)
@@ -208,10 +201,10 @@ def decode_rvq(codes: Octets, codebooks: Single, scales: Single, cols: int, *, p
         float32 [rows, cols].
     """
     stages, entries = _check_codebooks(codebooks, np.float32)
-    _check(scales, np.float32, (None,), "scales")
+    check_array(scales, np.float32, (None,), "scales")
     rows = scales.shape[0]
     shape = (-(-rows // BLOCK_ROWS), -(-cols // DIMENSION), stages, BLOCK_ROWS)
-    _check(codes, np.uint8, shape, "codes")
+    check_array(codes, np.uint8, shape, "codes")
     native, number = resolve(path)
     if native is None:
         return twins.decode_rvq(codes, codebooks, scales, cols)
@@ -222,7 +215,7 @@ def decode_rvq(codes: Octets, codebooks: Single, scales: Single, cols: int, *, p
 
 def pack_rvq(codes: Octets, *, path: str | None = None) -> Octets:
     """Indices uint8 [rows, vectors, stages] as stored: uint8 [blocks, vectors, stages, 64], rows past the end 0."""
-    _check(codes, np.uint8, (None, None, None), "codes")
+    check_array(codes, np.uint8, (None, None, None), "codes")
     rows, vectors, stages = codes.shape
     native, number = resolve(path)
     if native is None or not 1 <= stages <= MAX_STAGES:
@@ -234,7 +227,7 @@ def pack_rvq(codes: Octets, *, path: str | None = None) -> Octets:
 
 def unpack_rvq(packed: Octets, rows: int, *, path: str | None = None) -> Octets:
     """The inverse of :func:`pack_rvq`: uint8 [rows, vectors, stages]."""
-    _check(packed, np.uint8, (-(-rows // BLOCK_ROWS), None, None, BLOCK_ROWS), "packed")
+    check_array(packed, np.uint8, (-(-rows // BLOCK_ROWS), None, None, BLOCK_ROWS), "packed")
     _, vectors, stages, _ = packed.shape
     native, number = resolve(path)
     if native is None or not 1 <= stages <= MAX_STAGES:
@@ -262,10 +255,10 @@ def decode_mxfp4(
         float32 [rows, cols].
     """
     rows = codes.shape[0]
-    _check(codes, np.uint8, (rows, -(-cols // 2)), "codes")
-    _check(scales, np.uint8, (rows, -(-cols // twins.MXFP4_GROUP)), "scales")
-    _check(pairs, np.float32, (256, 2), "pairs")
-    _check(factors, np.float32, (256,), "factors")
+    check_array(codes, np.uint8, (rows, -(-cols // 2)), "codes")
+    check_array(scales, np.uint8, (rows, -(-cols // twins.MXFP4_GROUP)), "scales")
+    check_array(pairs, np.float32, (256, 2), "pairs")
+    check_array(factors, np.float32, (256,), "factors")
     native, number = resolve(path)
     if native is None:
         return twins.decode_mxfp4(codes, scales, pairs, factors, cols)
@@ -291,8 +284,8 @@ def decode_group_int(
     rows = codes.shape[0]
     if bits not in (4, 8) or group % 2 or not 2 <= group <= 1024:
         raise ValueError(f"group_int: {bits} bits in groups of {group} are out of range")
-    _check(codes, np.uint8, (rows, cols if bits == 8 else -(-cols // 2)), "codes")
-    _check(factors, np.float32, (rows, -(-cols // group)), "factors")
+    check_array(codes, np.uint8, (rows, cols if bits == 8 else -(-cols // 2)), "codes")
+    check_array(factors, np.float32, (rows, -(-cols // group)), "factors")
     native, number = resolve(path)
     if native is None:
         return twins.decode_group_int(codes, factors, cols, bits, group)
@@ -315,7 +308,7 @@ def fit_group_int(
     Returns:
         float16 [rows, ceil(cols / group)]; infinite where the largest scale is beyond float16.
     """
-    _check(values, np.float32, (None, None), "values")
+    check_array(values, np.float32, (None, None), "values")
     if bits not in (4, 8) or group % 2 or not 2 <= group <= 1024 or not -100 <= exponent <= 100:
         raise ValueError(f"group_int: {bits} bits, groups of {group}, exponent {exponent} are out of range")
     rows, cols = values.shape
@@ -342,11 +335,11 @@ def row_sums(a: Single, b: Single, *, weights: Single | None = None, path: str |
     Returns:
         float64 [rows, 4]. Column c adds to the partial sum c % 8, and these join in pairs.
     """
-    _check(a, np.float32, (None, None), "a")
-    _check(b, np.float32, a.shape, "b")
+    check_array(a, np.float32, (None, None), "a")
+    check_array(b, np.float32, a.shape, "b")
     rows, cols = a.shape
     if weights is not None:
-        _check(weights, np.float32, (cols,), "weights")
+        check_array(weights, np.float32, (cols,), "weights")
     native, number = resolve(path)
     if native is None:
         return twins.row_sums(a, b, weights)

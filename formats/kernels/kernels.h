@@ -5,6 +5,38 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Plain weights. */
+enum { RAW_F32, RAW_BF16, RAW_F16 };
+
+/* A product of some rows of a matrix with inputs: row r and input t give out[t * width + at + r - first]. */
+struct product {
+    const float *inputs; /* [count][cols] */
+    int64_t count, cols, first, stop;
+    float *out; /* [count][width] */
+    int64_t width, at;
+};
+
+/* A product with a matrix itself: for columns first to stop the sums over rows row_first to row_stop. */
+struct transposed {
+    const float *inputs; /* [count][row_stop - row_first] */
+    int64_t count, cols, row_first, row_stop, first, stop;
+    float *out; /* [count][width] */
+    int64_t width, at;
+};
+
+/* One of the matrices of an rvq product, which share all but these; out is that of struct product. */
+struct rvq_matrix {
+    const uint8_t *codes;   /* [blocks][vectors][stages][64] */
+    const uint16_t *scales; /* float16 [all rows] */
+    int exponent;
+    float *out;
+};
+
+/* Extents of KDA steps, for heads first to stop. */
+struct kda {
+    int64_t tokens, heads, dk, dv, first, stop;
+};
+
 /* Arrays are contiguous and their lengths checked by the caller. Counts and lengths may exceed 32 bits. */
 struct kernels {
     const char *name;
@@ -36,6 +68,18 @@ struct kernels {
     void (*half_to_single)(const uint16_t *from, int64_t count, float *to);
     void (*single_to_half)(const float *from, int64_t count, uint16_t *to);
     void (*bfloat16_to_single)(const uint16_t *from, int64_t count, float *to);
+    /* Products (products.md); 0 if memory was short. Float16 numbers come by their bits. */
+    int (*multiply_raw)(const struct product *p, const uint8_t *values, int kind);
+    int (*multiply_mxfp4)(const struct product *p, const uint8_t *codes, const uint8_t *scales, int bias);
+    int (*multiply_group_int)(const struct product *p, const uint8_t *codes, const uint16_t *scales, int bits,
+                              int64_t group, int exponent);
+    int (*multiply_rvq)(const struct product *p, const struct rvq_matrix *matrices, int count,
+                        const uint16_t *codebooks, int stages, int entries);
+    void (*transposed_raw)(const struct transposed *p, const uint8_t *values, int kind);
+    void (*transposed_group_int)(const struct transposed *p, const uint8_t *codes, const uint16_t *scales, int bits,
+                                 int64_t group, int exponent);
+    void (*kda_steps)(const struct kda *extents, float *state, const float *q, const float *k, const float *v,
+                      const float *decay, const float *beta, float *out);
     int64_t (*peak)(int64_t rounds, float *out);
 };
 

@@ -3,6 +3,7 @@
 #include "kernels.h"
 #include "rvq_grid.h"
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define JOIN_AGAIN(kernel, path) kernel##_##path
@@ -19,6 +20,10 @@
 #include "decode.h"
 #include "convert.h"
 #include "group_fit.h"
+#include "products.h"
+#include "product_transposed.h"
+#include "product_rvq.h"
+#include "kda.h"
 #include "peak.h"
 
 const struct kernels JOIN(moepack, PATH_NAME) = {
@@ -39,5 +44,12 @@ const struct kernels JOIN(moepack, PATH_NAME) = {
     PATH(half_to_single),
     PATH(single_to_half),
     PATH(bfloat16_to_single),
+    PATH(multiply_raw),
+    PATH(multiply_mxfp4),
+    PATH(multiply_group_int),
+    PATH(multiply_rvq),
+    PATH(transposed_raw),
+    PATH(transposed_group_int),
+    PATH(kda_steps),
     PATH(peak),
 };

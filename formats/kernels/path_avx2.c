@@ -2,11 +2,13 @@
 #include "kernels.h"
 #ifdef MOEPACK_X86
 #include <immintrin.h> /* before the switch, which is for our functions only */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 #define PATH_NAME avx2
 #define PATH_LABEL "avx2"

@@ -2,6 +2,8 @@
 #include "kernels.h"
 #ifdef MOEPACK_X86
 #include <immintrin.h> /* before the switch, which is for our functions only */
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))), apply_to = function)

@@ -73,3 +73,117 @@ typedef __m256 floats;
 static inline floats all_floats(float value) { return _mm256_set1_ps(value); }
 static inline floats multiply_add(floats a, floats b, floats c) { return _mm256_fmadd_ps(a, b, c); }
 static inline float first_float(floats v) { return _mm256_cvtss_f32(v); }
+
+/* Sixteen lanes of float32, in which products are summed (products.md). */
+
+#define PATH_INLINE static inline __attribute__((always_inline))
+#define KDA_TILE 2 /* vectors of columns whose sums are in registers */
+
+typedef struct { __m256 low, high; } wide;
+typedef struct { __m256i low, high; } wide_bytes; /* sixteen bytes, each widened to 32 bits */
+
+PATH_INLINE wide wide_pair(__m256 low, __m256 high)
+{
+    wide v = {low, high};
+    return v;
+}
+
+PATH_INLINE wide wide_zero(void) { return wide_pair(_mm256_setzero_ps(), _mm256_setzero_ps()); }
+PATH_INLINE wide wide_all(float value) { return wide_pair(_mm256_set1_ps(value), _mm256_set1_ps(value)); }
+PATH_INLINE wide wide_load(const float *from) { return wide_pair(_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)); }
+
+PATH_INLINE void wide_store(float *to, wide v)
+{
+    _mm256_storeu_ps(to, v.low);
+    _mm256_storeu_ps(to + 8, v.high);
+}
+
+PATH_INLINE wide wide_add(wide a, wide b)
+{
+    return wide_pair(_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high));
+}
+
+PATH_INLINE wide wide_subtract(wide a, wide b)
+{
+    return wide_pair(_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high));
+}
+
+PATH_INLINE wide wide_multiply(wide a, wide b)
+{
+    return wide_pair(_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high));
+}
+
+PATH_INLINE wide wide_fma(wide a, wide b, wide c)
+{
+    return wide_pair(_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high));
+}
+
+PATH_INLINE float wide_sum(wide v)
+{
+    __m256 eight = _mm256_add_ps(v.low, v.high);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+PATH_INLINE __m256 eight_bf16(const uint16_t *from)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)), 16));
+}
+
+PATH_INLINE wide wide_bf16(const void *from)
+{
+    return wide_pair(eight_bf16(from), eight_bf16((const uint16_t *)from + 8));
+}
+
+PATH_INLINE wide wide_f16(const void *from)
+{
+    const __m128i *halves = from;
+    return wide_pair(_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1)));
+}
+
+PATH_INLINE wide wide_int8(const void *from)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)from);
+    return wide_pair(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))));
+}
+
+PATH_INLINE wide_bytes wide_bytes_load(const void *from)
+{
+    __m128i bytes = _mm_loadu_si128((const __m128i *)from);
+    wide_bytes v = {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+    return v;
+}
+
+PATH_INLINE wide_bytes wide_high(wide_bytes v)
+{
+    wide_bytes high = {_mm256_srli_epi32(v.low, 4), _mm256_srli_epi32(v.high, 4)};
+    return high;
+}
+
+/* The permutation looks at three bits of its indices; the fourth is the sign. */
+PATH_INLINE __m256 eight_e2m1(__m256i v)
+{
+    const __m256 numbers = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+    __m256 sign = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_and_si256(v, _mm256_set1_epi32(8)), 28));
+    return _mm256_xor_ps(_mm256_permutevar8x32_ps(numbers, v), sign);
+}
+
+/* The number of the low half of each byte. */
+PATH_INLINE wide wide_e2m1(wide_bytes v) { return wide_pair(eight_e2m1(v.low), eight_e2m1(v.high)); }
+
+PATH_INLINE __m256 eight_int4(__m256i v)
+{
+    __m256i half = _mm256_and_si256(v, _mm256_set1_epi32(15));
+    return _mm256_cvtepi32_ps(_mm256_sub_epi32(half, _mm256_set1_epi32(8)));
+}
+
+PATH_INLINE wide wide_int4(wide_bytes v) { return wide_pair(eight_int4(v.low), eight_int4(v.high)); }
+
+/* Entries of a table of 256, picked by sixteen bytes. */
+PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
+{
+    wide_bytes index = wide_bytes_load(codes);
+    return wide_pair(_mm256_i32gather_ps(table, index.low, 4), _mm256_i32gather_ps(table, index.high, 4));
+}

@@ -68,3 +68,70 @@ typedef __m512 floats;
 static inline floats all_floats(float value) { return _mm512_set1_ps(value); }
 static inline floats multiply_add(floats a, floats b, floats c) { return _mm512_fmadd_ps(a, b, c); }
 static inline float first_float(floats v) { return _mm512_cvtss_f32(v); }
+
+/* Sixteen lanes of float32, in which products are summed (products.md). */
+
+#define PATH_INLINE static inline __attribute__((always_inline))
+#define KDA_TILE 4 /* vectors of columns whose sums are in registers */
+
+typedef __m512 wide;
+typedef __m512i wide_bytes; /* sixteen bytes, each widened to 32 bits */
+
+PATH_INLINE wide wide_zero(void) { return _mm512_setzero_ps(); }
+PATH_INLINE wide wide_all(float value) { return _mm512_set1_ps(value); }
+PATH_INLINE wide wide_load(const float *from) { return _mm512_loadu_ps(from); }
+PATH_INLINE void wide_store(float *to, wide v) { _mm512_storeu_ps(to, v); }
+PATH_INLINE wide wide_add(wide a, wide b) { return _mm512_add_ps(a, b); }
+PATH_INLINE wide wide_subtract(wide a, wide b) { return _mm512_sub_ps(a, b); }
+PATH_INLINE wide wide_multiply(wide a, wide b) { return _mm512_mul_ps(a, b); }
+PATH_INLINE wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
+
+PATH_INLINE float wide_sum(wide v)
+{
+    __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1));
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v), high);
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+PATH_INLINE wide wide_bf16(const void *from)
+{
+    __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+
+PATH_INLINE wide wide_f16(const void *from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from)); }
+
+PATH_INLINE wide wide_int8(const void *from)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+}
+
+PATH_INLINE wide_bytes wide_bytes_load(const void *from)
+{
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+}
+
+PATH_INLINE wide_bytes wide_high(wide_bytes v) { return _mm512_srli_epi32(v, 4); }
+
+/* The number of the low half of each byte; the permutation looks at four bits of its indices. */
+PATH_INLINE wide wide_e2m1(wide_bytes v)
+{
+    const __m512 numbers = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f, -0.0f, -0.5f, -1.0f, -1.5f,
+                                          -2.0f, -3.0f, -4.0f, -6.0f);
+    return _mm512_permutexvar_ps(v, numbers);
+}
+
+PATH_INLINE wide wide_int4(wide_bytes v)
+{
+    const __m512 numbers = _mm512_setr_ps(-8.0f, -7.0f, -6.0f, -5.0f, -4.0f, -3.0f, -2.0f, -1.0f, 0.0f, 1.0f, 2.0f,
+                                          3.0f, 4.0f, 5.0f, 6.0f, 7.0f);
+    return _mm512_permutexvar_ps(v, numbers);
+}
+
+/* Entries of a table of 256, picked by sixteen bytes. */
+PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
+{
+    return _mm512_i32gather_ps(wide_bytes_load(codes), table, 4);
+}

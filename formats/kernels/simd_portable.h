@@ -130,3 +130,137 @@ typedef float floats;
 static inline floats all_floats(float value) { return value; }
 static inline floats multiply_add(floats a, floats b, floats c) { return a * b + c; }
 static inline float first_float(floats v) { return v; }
+
+/* Sixteen lanes of float32, in which products are summed (products.md). */
+
+#if defined(__GNUC__) || defined(__clang__)
+#define PATH_INLINE static inline __attribute__((always_inline))
+#else
+#define PATH_INLINE static inline
+#endif
+#define KDA_TILE 1 /* vectors of columns whose sums are in registers */
+#define WIDE_LANES for (int l = 0; l < 16; l++)
+
+typedef struct { float lane[16]; } wide;
+typedef struct { uint8_t lane[16]; } wide_bytes;
+
+PATH_INLINE wide wide_all(float value)
+{
+    wide v;
+    WIDE_LANES v.lane[l] = value;
+    return v;
+}
+
+PATH_INLINE wide wide_zero(void) { return wide_all(0.0f); }
+
+PATH_INLINE wide wide_load(const float *from)
+{
+    wide v;
+    memcpy(v.lane, from, sizeof v.lane);
+    return v;
+}
+
+PATH_INLINE void wide_store(float *to, wide v) { memcpy(to, v.lane, sizeof v.lane); }
+
+PATH_INLINE wide wide_add(wide a, wide b)
+{
+    WIDE_LANES a.lane[l] += b.lane[l];
+    return a;
+}
+
+PATH_INLINE wide wide_subtract(wide a, wide b)
+{
+    WIDE_LANES a.lane[l] -= b.lane[l];
+    return a;
+}
+
+PATH_INLINE wide wide_multiply(wide a, wide b)
+{
+    WIDE_LANES a.lane[l] *= b.lane[l];
+    return a;
+}
+
+PATH_INLINE wide wide_fma(wide a, wide b, wide c)
+{
+    WIDE_LANES c.lane[l] = fmaf(a.lane[l], b.lane[l], c.lane[l]);
+    return c;
+}
+
+PATH_INLINE float wide_sum(wide v)
+{
+    for (int step = 8; step; step /= 2) {
+        for (int l = 0; l < step; l++) v.lane[l] += v.lane[l + step];
+    }
+    return v.lane[0];
+}
+
+PATH_INLINE wide wide_bf16(const void *from)
+{
+    wide v;
+    uint16_t bits[16];
+    memcpy(bits, from, sizeof bits);
+    WIDE_LANES
+    {
+        uint32_t word = (uint32_t)bits[l] << 16;
+        memcpy(&v.lane[l], &word, sizeof word);
+    }
+    return v;
+}
+
+static void PATH(half_to_single)(const uint16_t *from, int64_t count, float *to); /* of convert.h */
+
+PATH_INLINE wide wide_f16(const void *from)
+{
+    wide v;
+    uint16_t bits[16];
+    memcpy(bits, from, sizeof bits);
+    PATH(half_to_single)(bits, 16, v.lane);
+    return v;
+}
+
+PATH_INLINE wide wide_int8(const void *from)
+{
+    wide v;
+    int8_t codes[16];
+    memcpy(codes, from, sizeof codes);
+    WIDE_LANES v.lane[l] = (float)codes[l];
+    return v;
+}
+
+PATH_INLINE wide_bytes wide_bytes_load(const void *from)
+{
+    wide_bytes v;
+    memcpy(v.lane, from, sizeof v.lane);
+    return v;
+}
+
+PATH_INLINE wide_bytes wide_high(wide_bytes v)
+{
+    WIDE_LANES v.lane[l] >>= 4;
+    return v;
+}
+
+/* The number of the low half of each byte. */
+PATH_INLINE wide wide_e2m1(wide_bytes v)
+{
+    static const float numbers[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                      -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    wide found;
+    WIDE_LANES found.lane[l] = numbers[v.lane[l] & 15];
+    return found;
+}
+
+PATH_INLINE wide wide_int4(wide_bytes v)
+{
+    wide found;
+    WIDE_LANES found.lane[l] = (float)((v.lane[l] & 15) - 8);
+    return found;
+}
+
+/* Entries of a table of 256, picked by sixteen bytes. */
+PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
+{
+    wide v;
+    WIDE_LANES v.lane[l] = table[codes[l]];
+    return v;
+}

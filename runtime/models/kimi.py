@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from runtime.models import kda, mla
 from runtime.models.arithmetic import rms_norm
 from runtime.models.mlp import activation, apply_mlp
 from runtime.models.moe import MoeBlock, Routes, route, scores
+from runtime.models.observer import Observer, Watch
 from runtime.models.residual import mix
 from runtime.store import Tensors, WeightStore
 from runtime.threads import Workers
@@ -26,16 +27,6 @@ LayerState = kda.KdaState | mla.MlaState
 _FLOAT = 4  # bytes of a float32
 
 
-class Observer(Protocol):
-    """Who wants to see what happens in the layers; arrays are not to be changed."""
-
-    def layer_output(self, layer: int, first: int, values: Single) -> None:
-        """What a layer hands on (for K3 the running sum): float32 [n, hidden] of the tokens from ``first`` on."""
-
-    def routes(self, layer: int, first: int, chosen: Whole, weights: Single) -> None:
-        """Experts int64 [n, k], ascending in each row, and their weights float32 [n, k]."""
-
-
 @dataclass
 class State:
     """A conversation: how many tokens were fed, and what each layer remembers of them."""
@@ -44,14 +35,37 @@ class State:
     layers: tuple[LayerState, ...]
     position: int = field(default=0)
 
+    def clear(self) -> None:
+        """Forget all tokens; no memory is taken or given back."""
+        self.position = 0  # from which on mla caches are written anew, and nothing behind it is read
+        for layer in self.layers:
+            if isinstance(layer, kda.KdaState):
+                layer.conv.fill(0)
+                layer.matrix.fill(0)
 
-def new_state(store: WeightStore, context: int) -> State:
+
+@dataclass(frozen=True)
+class Carry:
+    """Tokens between two layers.
+
+    Attributes:
+        total: float32 [n, hidden], the residual stream; with attention residuals the running sum since the last block
+            state.
+        blocks: block states, float32 [n, hidden] each; none without attention residuals.
+    """
+
+    total: Single
+    blocks: tuple[Single, ...]
+
+
+def new_layer_state(config: TextConfig, layer: int, context: int) -> LayerState:
+    """What a layer remembers before the first token, with room for ``context`` of them."""
+    return kda.new_state(config) if config.attention[layer] == "kda" else mla.new_state(config, context)
+
+
+def new_state(config: TextConfig, context: int) -> State:
     """The state before the first token, for ``context`` tokens."""
-    config = store.config
-    return State(
-        context,
-        tuple(kda.new_state(config) if kind == "kda" else mla.new_state(config, context) for kind in config.attention),
-    )
+    return State(context, tuple(new_layer_state(config, layer, context) for layer in range(config.hidden_layers)))
 
 
 @dataclass(frozen=True)
@@ -73,69 +87,76 @@ class Decoder:
 
         ``state`` moves on by these tokens; if an error is raised it is spoilt.
         """
-        first = state.position
-        hidden = self.store.trunk.embed(np.asarray(ids, dtype=np.int64))
-        if self.store.config.residual_blocks is None:
-            hidden = self._plain(hidden, state, observer)
+        carry = self.begin(ids)
+        for layer, memory in enumerate(state.layers):
+            tensors = self.store.trunk.layer(layer)
+            carry = self.attend(layer, tensors, carry, memory, state.position)
+            carry = self.feed_forward(layer, tensors, carry, state.position, observer)
+        state.position += len(ids)
+        return self.finish(carry)
+
+    def begin(self, ids: Sequence[int]) -> Carry:
+        """The embeddings of tokens, on their way to layer 0."""
+        return Carry(self.store.trunk.embed(np.asarray(ids, dtype=np.int64)), ())
+
+    def attend(self, layer: int, tensors: Tensors, carry: Carry, memory: LayerState, position: int) -> Carry:
+        """The attention half of a layer; ``memory`` takes in these tokens, the next ones of one sequence.
+
+        With attention residuals the running sum starts anew at the first layer of each block, and what it was so far
+        becomes a block state.
+        """
+        block = self.store.config.residual_blocks
+        if block is None:
+            return Carry(carry.total + self._attention(layer, tensors, carry.total, memory, position), ())
+        if carry.blocks:
+            mixed = mix(tensors, "self_attention_res", [*carry.blocks, carry.total], self._epsilon)
         else:
-            hidden = self._with_residuals(hidden, state, observer)
-        state.position = first + len(ids)
-        norm = self.store.trunk.output().vectors["norm.weight"]
-        return rms_norm(hidden, norm, self._epsilon)
+            mixed = carry.total
+        attended = self._attention(layer, tensors, mixed, memory, position)
+        if layer % block == 0:
+            return Carry(attended, (*carry.blocks, carry.total))
+        return Carry(carry.total + attended, carry.blocks)
+
+    def feed_forward(
+        self, layer: int, tensors: Tensors, carry: Carry, first: int, observer: Observer | None = None
+    ) -> Carry:
+        """The other half of a layer: a dense MLP or a mixture of experts. Tokens are independent here."""
+        hidden = carry.total
+        if self.store.config.residual_blocks is not None:
+            hidden = mix(tensors, "mlp_res", [*carry.blocks, carry.total], self._epsilon)
+        total = carry.total + self._mlp_or_moe(layer, tensors, hidden, first, observer)
+        if observer is not None:
+            observer.layer_output(layer, first, total)
+        return Carry(total, carry.blocks)
+
+    def finish(self, carry: Carry) -> Single:
+        """The normed states behind the last layer: float32 [n, hidden]."""
+        tensors, hidden = self.store.trunk.output(), carry.total
+        if self.store.config.residual_blocks is not None:
+            hidden = mix(tensors, "output_attn_res", [*carry.blocks, hidden], self._epsilon)
+        return rms_norm(hidden, tensors.vectors["norm.weight"], self._epsilon)
 
     @property
     def _epsilon(self) -> float:
         return self.store.config.arithmetic.norm_epsilon
 
-    def _plain(self, hidden: Single, state: State, observer: Observer | None) -> Single:
-        """Pre-norm residuals, as Kimi-Linear has them."""
-        for layer in range(self.store.config.hidden_layers):
-            tensors = self.store.trunk.layer(layer)
-            hidden = hidden + self._attention(layer, tensors, hidden, state)
-            hidden = hidden + self._feed_forward(layer, tensors, hidden, state, observer)
-            if observer is not None:
-                observer.layer_output(layer, state.position, hidden)
-        return hidden
-
-    def _with_residuals(self, hidden: Single, state: State, observer: Observer | None) -> Single:
-        """Attention residuals, as Kimi K3 has them: ``total`` is the running sum since the last block state."""
-        block, total = self.store.config.residual_blocks, hidden
-        assert block is not None
-        blocks: list[Single] = []
-        for layer in range(self.store.config.hidden_layers):
-            tensors = self.store.trunk.layer(layer)
-            mixed = mix(tensors, "self_attention_res", [*blocks, total], self._epsilon) if blocks else total
-            attended = self._attention(layer, tensors, mixed, state)
-            if layer % block == 0:
-                blocks.append(total)
-                total = attended
-            else:
-                total = total + attended
-            mixed = mix(tensors, "mlp_res", [*blocks, total], self._epsilon)
-            total = total + self._feed_forward(layer, tensors, mixed, state, observer)
-            if observer is not None:
-                observer.layer_output(layer, state.position, total)
-        return mix(self.store.trunk.output(), "output_attn_res", [*blocks, total], self._epsilon)
-
-    def _attention(self, layer: int, tensors: Tensors, hidden: Single, state: State) -> Single:
+    def _attention(self, layer: int, tensors: Tensors, hidden: Single, memory: LayerState, position: int) -> Single:
         x = rms_norm(hidden, tensors.vectors["input_layernorm.weight"], self._epsilon)
-        memory, config = state.layers[layer], self.store.config
         if isinstance(memory, kda.KdaState):
-            return kda.attend(config, tensors, x, memory, self.workers)
-        return mla.attend(config, tensors, x, memory, state.position, self.workers)
+            return kda.attend(self.store.config, tensors, x, memory, self.workers)
+        return mla.attend(self.store.config, tensors, x, memory, position, self.workers)
 
-    def _feed_forward(
-        self, layer: int, tensors: Tensors, hidden: Single, state: State, observer: Observer | None
+    def _mlp_or_moe(
+        self, layer: int, tensors: Tensors, hidden: Single, first: int, observer: Observer | None
     ) -> Single:
         config = self.store.config
         x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
         if not self.store.layer_experts[layer]:
             return apply_mlp(tensors, "mlp", x, activation(config.arithmetic), self.workers)
         routes = route(config, tensors, scores(config, tensors, x, self.workers))
-        if observer is not None:
-            observer.routes(layer, state.position, routes.chosen, routes.weights)
+        watch = None if observer is None else Watch(observer, layer, first)
         block = MoeBlock(config, layer, self.store.experts, self.workers)
-        return block.apply(tensors, x, routes, lambda: self._look_ahead(layer + 1, hidden))
+        return block.apply(tensors, x, routes, partial(self._look_ahead, layer + 1, hidden), watch)
 
     def _look_ahead(self, layer: int, hidden: Single) -> None:
         """Ask for the experts that the next layer will probably choose, judging by this layer's input."""

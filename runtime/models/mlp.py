@@ -36,10 +36,18 @@ def activation(arithmetic: Arithmetic) -> Activation:
     return situ
 
 
-def apply_expert(expert: Expert, inputs: Single, act: Activation) -> Single:
-    """One routed expert, on the calling thread alone: float32 [n, width] to [n, width]."""
+def apply_expert(expert: Expert, inputs: Single, act: Activation) -> tuple[Single, Single]:
+    """One routed expert, on the calling thread alone.
+
+    Args:
+        inputs: float32 [n, width].
+
+    Returns:
+        What goes into the down matrix, float32 [n, expert width], and what comes out of it, float32 [n, width].
+    """
     gate, up = multiply_pair(expert.gate, expert.up, inputs)
-    return multiply(expert.down, act(gate, up))
+    activated = act(gate, up)
+    return activated, multiply(expert.down, activated)
 
 
 def apply_mlp(tensors: Tensors, name: str, inputs: Single, act: Activation, workers: Workers) -> Single:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from formats.families.kimi_config import Arithmetic, TextConfig
 from runtime.models.arithmetic import rms_norm, sigmoid, softmax
 from runtime.models.mlp import activation, apply_expert, apply_mlp
+from runtime.models.observer import ExpertUse, Watch
 from runtime.store import Expert, Experts, Tensors
 from runtime.threads import Workers, multiply_rows
 
@@ -79,7 +80,14 @@ class MoeBlock:
     experts: Experts
     workers: Workers
 
-    def apply(self, tensors: Tensors, x: Single, routes: Routes, look_ahead: Callable[[], None]) -> Single:
+    def apply(
+        self,
+        tensors: Tensors,
+        x: Single,
+        routes: Routes,
+        look_ahead: Callable[[], None],
+        watch: Watch | None = None,
+    ) -> Single:
         """Routed and shared experts of normed inputs.
 
         Args:
@@ -87,6 +95,7 @@ class MoeBlock:
             x: float32 [n, hidden].
             routes: of these tokens.
             look_ahead: called once all of the layer's reads are asked for.
+            watch: is told what happens.
 
         Returns:
             float32 [n, hidden].
@@ -94,12 +103,18 @@ class MoeBlock:
         config, act = self.config, activation(self.config.arithmetic)
         latent = config.latent_size is not None
         narrow = self._product(tensors, "routed_expert_down_proj", x) if latent else x
+        if watch is not None:
+            watch.routed(routes.chosen, routes.weights, narrow)
         parts = np.empty((*routes.chosen.shape, narrow.shape[1]), np.float32)
 
         def work(expert: Expert) -> None:
             tokens, places = np.nonzero(routes.chosen == expert.expert)
-            outputs = apply_expert(expert, np.ascontiguousarray(narrow[tokens]), act)
-            parts[tokens, places] = outputs * routes.weights[tokens, places, None]
+            inputs, weights = narrow[tokens], routes.weights[tokens, places]
+            with np.errstate(all="ignore"):  # as in the thread that waits; what is not finite shows in the logits
+                activated, outputs = apply_expert(expert, inputs, act)
+                parts[tokens, places] = outputs * weights[:, None]
+            if watch is not None:
+                watch.expert(ExpertUse(expert.expert, tokens, weights, inputs, activated, outputs))
 
         shared: list[Single] = []
 

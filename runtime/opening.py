@@ -1,0 +1,149 @@
+"""Opening a model's weights behind a budget: container or checkpoint, trunk held or streamed, a cache of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from formats.checkpoint import open_checkpoint
+from formats.container import open_container
+from formats.families import bind
+from runtime.assets import is_container
+from runtime.budget import AUTO, RESIDENT, BudgetPlan, Shape, StoreNeeds, divide
+from runtime.description import Description, describe_checkpoint, describe_container
+from runtime.machine import available_memory, processors
+from runtime.store import WeightStore
+from runtime.stream.checkpoint import CheckpointExperts, CheckpointTrunk, checkpoint_needs
+from runtime.stream.container import ContainerExperts, ContainerTrunk, container_needs
+from runtime.stream.direct import DirectReads
+from runtime.stream.experts import ExpertLoader, ExpertStream
+from runtime.stream.trunk import ResidentTrunk, StreamedTrunk, TrunkSource
+from runtime.threads import Workers
+
+DEFAULT_CONTEXT = 4096
+DEFAULT_CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is run. None of them changes a bit of its output.
+
+    Attributes:
+        budget: bytes that caches, buffers, states and activations may take together; None to choose by the machine.
+        context: tokens that the state holds.
+        chunk: tokens that are computed together when many are fed.
+        threads: for arithmetic; None for as many as there are processors.
+        look_ahead: ask early for the experts that the next layer will probably choose.
+        read_ahead: read the next layer of a streamed trunk early.
+        trunk: ``resident``, ``streamed``, or ``auto`` for resident where it fits.
+        check_records: prove what is read from a container against its digests.
+        reserved: bytes of the budget that the caller itself takes, for example for a vocabulary.
+    """
+
+    budget: int | None = None
+    context: int = DEFAULT_CONTEXT
+    chunk: int = DEFAULT_CHUNK
+    threads: int | None = None
+    look_ahead: bool = True
+    read_ahead: bool = True
+    trunk: str = AUTO
+    check_records: bool = True
+    reserved: int = 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Opened weights.
+
+    Attributes:
+        store: what the forward pass sees.
+        plan: how the budget is divided.
+        stream: behind ``store.experts``, for its statistics.
+        workers: threads for arithmetic.
+        container_id: None for a checkpoint.
+        notes: what a user should know by now, for example that direct reads are not possible here.
+    """
+
+    store: WeightStore
+    plan: BudgetPlan
+    stream: ExpertStream
+    workers: Workers
+    container_id: str | None
+    notes: Callable[[], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Something opened, nothing of it read yet."""
+
+    description: Description
+    needs: StoreNeeds
+    experts: ExpertLoader
+    trunk: TrunkSource
+    container_id: str | None
+    notes: Callable[[], tuple[str, ...]]
+
+
+def open_weights(path: Path, options: Options, closing: ExitStack) -> Weights:
+    """Open a container or a checkpoint directory.
+
+    Args:
+        closing: gets all that is to be closed.
+
+    Raises:
+        UsageError: no such folder, or a budget below what the model needs.
+        FormatError: neither container nor checkpoint, damaged, partial, or of an unknown family.
+        EnvironmentProblem: not enough memory, or a device that fails.
+    """
+    source = (_from_container if is_container(path) else _from_checkpoint)(path, options, closing)
+    threads = options.threads or processors()
+    plan = divide(
+        source.description,
+        source.needs,
+        Shape(options.context, options.chunk, threads, options.reserved),
+        budget=options.budget,
+        available=available_memory(),
+        trunk=options.trunk,
+    )
+    workers = closing.enter_context(Workers(threads))
+    stream = ExpertStream(source.experts, slots=plan.slots, workers=workers)
+    closing.callback(stream.close)
+    if plan.trunk == RESIDENT:
+        trunk: ResidentTrunk | StreamedTrunk = ResidentTrunk(source.trunk, workers)
+    else:
+        trunk = StreamedTrunk(source.trunk, workers, read_ahead=options.read_ahead)
+    closing.callback(trunk.close)
+    description = source.description
+    store = WeightStore(description.release.family, description.config, description.layer_experts, trunk, stream)
+    return Weights(store, plan, stream, workers, source.container_id, source.notes)
+
+
+def _from_container(path: Path, options: Options, closing: ExitStack) -> _Source:
+    container = closing.enter_context(open_container(path))
+    description = describe_container(container)
+    reads = DirectReads()
+    closing.callback(reads.close)
+    return _Source(
+        description,
+        container_needs(container, description),
+        ContainerExperts(container, reads, check=options.check_records),
+        ContainerTrunk(container, reads, description, check=options.check_records),
+        container.container_id,
+        lambda: reads.notes,
+    )
+
+
+def _from_checkpoint(path: Path, options: Options, closing: ExitStack) -> _Source:
+    checkpoint = closing.enter_context(open_checkpoint(path))
+    model = bind(checkpoint)
+    description = describe_checkpoint(checkpoint, model)
+    return _Source(
+        description,
+        checkpoint_needs(checkpoint, model, description),
+        CheckpointExperts(checkpoint, model),
+        CheckpointTrunk(checkpoint, description),
+        None,
+        tuple,
+    )

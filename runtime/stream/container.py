@@ -1,0 +1,117 @@
+"""Weights of a container: a record with one aligned read, a trunk segment with one aligned read."""
+
+from __future__ import annotations
+
+from blake3 import blake3
+
+from formats.container import Container
+from formats.encoded import record_matrices
+from formats.errors import IntegrityError
+from formats.layout import PAGE, RECORD_HEADER_BYTES, align, record_name
+from runtime.budget import StoreNeeds
+from runtime.description import Description
+from runtime.store import Expert
+from runtime.stream.direct import DirectReads
+from runtime.stream.needs import store_needs
+from runtime.stream.segments import Segment, container_segments
+
+
+class ContainerExperts:
+    """Loads experts of a container. Safe to use from several threads.
+
+    Attributes:
+        layer_experts: how many each layer has, 0 for dense layers.
+        slot_bytes: the longest record.
+    """
+
+    def __init__(self, container: Container, reads: DirectReads, *, check: bool = True) -> None:
+        """Open all banks, and prove the index.
+
+        Args:
+            container: stays open as long as this is used.
+            reads: how to read; has the files and stays open likewise.
+            check: prove each record against its digest whenever it is read.
+        """
+        self._container, self._check = container, check
+        counts = {info.layer: info.experts for info in container.manifest.layers}
+        self.layer_experts = tuple(
+            counts.get(layer, 0) for layer in range(container.manifest.architecture.hidden_layers)
+        )
+        self.slot_bytes = slot_bytes(container)
+        self._files = {
+            info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers
+        }
+
+    def read_bytes(self, layer: int, expert: int) -> int:
+        """How much :meth:`load` reads."""
+        return self._container.row(layer, expert).bytes
+
+    def load(self, layer: int, expert: int, slot: memoryview) -> Expert:
+        """Read an expert into a slot of ``slot_bytes`` bytes, of which its matrices are views.
+
+        Raises:
+            UsageError: there is no such expert.
+            FormatError: the bank ends early, or the record is malformed or not the one that its index row describes.
+            IntegrityError: its bytes are not those that were recorded.
+            EnvironmentProblem: reading failed.
+        """
+        row = self._container.row(layer, expert)
+        file, name = self._files[layer], record_name(layer, expert)
+        data = slot[: row.bytes]
+        file.read(row.offset, data, where=f"{file.where}: {name}")
+        if self._check and (found := blake3(data).digest()) != row.digest:
+            raise IntegrityError(
+                f"record of {name} was changed",
+                where=file.where,
+                offset=row.offset,
+                expected=row.digest.hex(),
+                found=found.hex(),
+            )
+        header = self._container.checked_header(bytes(data[:RECORD_HEADER_BYTES]), row)
+        gate, up, down = record_matrices(header, data.toreadonly())
+        return Expert(layer, expert, gate, up, down)
+
+
+def slot_bytes(container: Container) -> int:
+    """What the longest record of a container takes, whole pages."""
+    return max((container.largest_record(info.layer) for info in container.manifest.layers), default=0)
+
+
+class ContainerTrunk:
+    """Reads a container's trunk. Safe to use from several threads.
+
+    Attributes:
+        segments: what there is.
+        check: whether tensors are to be proved against their digests.
+        where: the file, for messages.
+    """
+
+    def __init__(
+        self, container: Container, reads: DirectReads, description: Description, *, check: bool = True
+    ) -> None:
+        """Open the trunk; container and ``reads`` stay open as long as this is used.
+
+        Raises:
+            FormatError: it is not what the description says.
+        """
+        self.segments = container_segments(container.manifest, description)
+        self.check = check
+        self.where = container.manifest.trunk.file
+        self._file = reads.open(container.open_again(self.where), self.where)
+
+    def read(self, segment: Segment, start: int, stop: int, target: memoryview) -> int:
+        """Read a range with whole pages around it; see :class:`runtime.stream.tensors.TrunkSource`."""
+        first = start // PAGE * PAGE
+        length = align(stop, PAGE) - first
+        self._file.read(segment.start + first, target[:length], where=f"{self.where}: segment {segment.name}")
+        return start - first
+
+
+def container_needs(container: Container, description: Description) -> StoreNeeds:
+    """What serving a container's weights takes.
+
+    Raises:
+        FormatError: the index or the trunk is not what it should be.
+    """
+    experts = container.manifest.experts.count
+    return store_needs(slot_bytes(container), experts, container_segments(container.manifest, description))
