@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from blake3 import blake3
+
 from formats import strict_json
 from formats.assets import MAX_ASSET_BYTES
 from formats.checkpoint import CONFIG_NAME, MAX_CONFIG_BYTES, Checkpoint
 from formats.container import Container
-from formats.errors import FormatError
+from formats.errors import FormatError, IntegrityError
 from formats.families import Model, Release, TextConfig, read_text_model
 from formats.families.inventory import Expected
 from formats.families.kimi import text_tensors
@@ -49,6 +51,7 @@ def describe_container(container: Container) -> Description:
     Raises:
         FormatError: no or a wrong configuration among the assets; a layer, expert or tensor that the forward pass needs
             is absent or has another shape.
+        IntegrityError: the configuration was changed.
     """
     release, config = read_text_model(_configuration(container), CONFIG_NAME)
     layers = {info.layer: info for info in container.manifest.layers}
@@ -73,7 +76,11 @@ def _configuration(container: Container) -> Mapping[str, object]:
     limit = min(MAX_CONFIG_BYTES, MAX_ASSET_BYTES)
     if not 0 < info.bytes <= limit:
         raise FormatError("file has an impossible length", where=path, expected=f"1 to {limit}", found=info.bytes)
-    return strict_json.parse_object(read_exactly(container.file(path), 0, info.bytes, where=path), where=path)
+    data = read_exactly(container.file(path), 0, info.bytes, where=path)
+    found = blake3(data).hexdigest()
+    if found != info.blake3:
+        raise IntegrityError(f"asset {path} was changed", where=path, expected=info.blake3, found=found)
+    return strict_json.parse_object(data, where=path)
 
 
 def _check_layers(container: Container, config: TextConfig, layers: Mapping[int, LayerInfo]) -> None:

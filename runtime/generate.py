@@ -5,7 +5,7 @@ What is needed of a session stands in :class:`Model`; everything else of it (wei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -174,15 +174,16 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-def end_ids(path: Path, vocabulary: int) -> frozenset[int]:
+def end_ids(path: Path) -> frozenset[int]:
     """The tokens that end a text: ``eos_token_id`` of ``generation_config.json``, else of ``config.json``.
+
+    An id beyond the vocabulary ends nothing, for no model says it.
 
     Args:
         path: a container or a checkpoint directory.
-        vocabulary: ids lie below it.
 
     Raises:
-        FormatError: neither an id nor a list of ids.
+        FormatError: neither a number nor a list of them.
     """
     files = read_assets(path, (GENERATION_NAME, MODEL_NAME))
     for name in (GENERATION_NAME, MODEL_NAME):
@@ -191,17 +192,14 @@ def end_ids(path: Path, vocabulary: int) -> frozenset[int]:
         config = strict_json.parse_object(files[name], where=name)
         text = config.get("text_config")
         for level in (config, text) if isinstance(text, dict) else (config,):
-            found = _ids(level, vocabulary, name)
+            found = _ids(level.get("eos_token_id"), name)
             if found:
                 return found
     return frozenset()
 
 
-def _ids(config: Mapping[str, Any], vocabulary: int, name: str) -> frozenset[int]:
-    value = config.get("eos_token_id")
+def _ids(value: Any, name: str) -> frozenset[int]:
     items = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(item) is int and 0 <= item < vocabulary for item in items):
-        raise FormatError(
-            "eos_token_id is no token id", where=name, expected=f"0 to {vocabulary - 1}", found=repr(value)[:80]
-        )
+    if not all(type(item) is int and item >= 0 for item in items):
+        raise FormatError("eos_token_id is no token id", where=name, expected="0 or more", found=repr(value)[:80])
     return frozenset(items)

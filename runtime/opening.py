@@ -61,6 +61,7 @@ class Weights:
         store: what the forward pass sees.
         plan: how the budget is divided.
         stream: behind ``store.experts``, for its statistics.
+        trunk: behind ``store.trunk``, likewise.
         workers: threads for arithmetic.
         container_id: None for a checkpoint.
         notes: what a user should know by now, for example that direct reads are not possible here.
@@ -69,6 +70,7 @@ class Weights:
     store: WeightStore
     plan: BudgetPlan
     stream: ExpertStream
+    trunk: ResidentTrunk | StreamedTrunk
     workers: Workers
     container_id: str | None
     notes: Callable[[], tuple[str, ...]]
@@ -117,7 +119,7 @@ def open_weights(path: Path, options: Options, closing: ExitStack) -> Weights:
     closing.callback(trunk.close)
     description = source.description
     store = WeightStore(description.release.family, description.config, description.layer_experts, trunk, stream)
-    return Weights(store, plan, stream, workers, source.container_id, source.notes)
+    return Weights(store, plan, stream, trunk, workers, source.container_id, source.notes)
 
 
 def _from_container(path: Path, options: Options, closing: ExitStack) -> _Source:

@@ -18,7 +18,7 @@ from formats.errors import FormatError, UsageError
 from runtime.models import kimi
 from runtime.models.observer import Observer
 from runtime.opening import Options, Weights, open_weights
-from runtime.stream.statistics import StreamStatistics
+from runtime.stream.statistics import StreamStatistics, TrunkStatistics
 
 __all__ = ["Observer", "Options", "Session", "SessionStatistics", "open_session"]
 
@@ -27,11 +27,12 @@ Single = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class SessionStatistics:
-    """What a session has done so far: tokens fed, seconds in steps, and the reading of experts."""
+    """What a session has done so far: tokens fed, seconds in steps, and the reading of experts and of the trunk."""
 
     tokens: int
     seconds: float
     stream: StreamStatistics
+    trunk: TrunkStatistics
 
 
 class Session:
@@ -116,7 +117,8 @@ class Session:
 
     def statistics(self) -> SessionStatistics:
         """What was done so far."""
-        return SessionStatistics(self._work.tokens, self._work.seconds, self._weights.stream.statistics())
+        stream, trunk = self._weights.stream.statistics(), self._weights.trunk.statistics()
+        return SessionStatistics(self._work.tokens, self._work.seconds, stream, trunk)
 
     def _steps(self, ids: Sequence[int], observer: Observer | None) -> Iterator[tuple[int, Single]]:
         self._check(ids)
@@ -133,11 +135,12 @@ class Session:
 
     def _logits(self, states: Single) -> Single:
         began = time.monotonic()
+        self._spoilt = True  # if this fails: the state has moved on already
         logits = self._weights.store.trunk.head(states)
         self._work.seconds += time.monotonic() - began
         if not np.isfinite(logits).all():
-            self._spoilt = True
             raise FormatError("the model's logits are not finite: its weights are not sound", where=self.path)
+        self._spoilt = False
         return logits
 
     def _check(self, ids: Sequence[int]) -> None:

@@ -152,7 +152,9 @@ def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     """
     files = read_assets(path, (RANKS_NAME, CONFIG_NAME, CODE_NAME))
     if RANKS_NAME not in files:
-        raise FormatError("the model comes without a tokenizer", where=path, expected=RANKS_NAME, hint="give ids")
+        raise FormatError(
+            "the model comes without a tokenizer", where=path, expected=RANKS_NAME, hint="give token ids with --ids"
+        )
     return make_tokenizer(files, vocabulary)
 
 

@@ -174,22 +174,31 @@ def read_text_config(text: Fields, outer: Fields | None = None) -> TextConfig:
         tied_embeddings=any(fields.flag("tie_word_embeddings") for fields in (text, outer) if fields is not None),
         dtype=_dense_dtype(text, outer),
         quantization=read_quantization(quantizations[0] if quantizations else None),
-        arithmetic=_arithmetic(text, linear or Fields({}, text.where), experts),
+        arithmetic=_arithmetic(text, linear or Fields({}, text.where), experts, per_token),
     )
 
 
-def _arithmetic(text: Fields, linear: Fields, experts: int) -> Arithmetic:
+def _arithmetic(text: Fields, linear: Fields, experts: int, per_token: int) -> Arithmetic:
     activation = text.choice("hidden_act", "silu", "situ")
     beta = text.number_or_none("activation_situ_beta", above=0)
     if activation == "situ" and beta is None:
         raise FormatError("activation_situ_beta is absent, yet hidden_act is situ", where=text.where)
     groups = text.whole("num_expert_group", high=MAX_EXPERTS, default=1)
+    kept = text.whole("topk_group", high=groups, default=1)
     if experts % groups:
         raise FormatError(
             "num_expert_group does not divide the experts",
             where=text.where,
             expected=f"a divisor of {experts}",
             found=groups,
+        )
+    grouped = text.flag("use_grouped_topk", default=True)
+    if grouped and experts and kept * (experts // groups) < per_token:
+        raise FormatError(
+            "topk_group leaves fewer experts than a token uses",
+            where=text.where,
+            expected=f"at least {per_token}",
+            found=kept * (experts // groups),
         )
     return Arithmetic(
         activation=activation,
@@ -199,9 +208,9 @@ def _arithmetic(text: Fields, linear: Fields, experts: int) -> Arithmetic:
         scoring=text.choice("moe_router_activation_func", "sigmoid", "softmax"),
         renormalize=text.flag("moe_renormalize", default=True),
         routed_scale=text.number("routed_scaling_factor", above=0, default=1.0),
-        grouped=text.flag("use_grouped_topk", default=True),
+        grouped=grouped,
         expert_groups=groups,
-        groups_per_token=text.whole("topk_group", high=groups, default=1),
+        groups_per_token=kept,
         decay_bound=linear.number_or_none("gate_lower_bound"),
     )
 

@@ -153,7 +153,7 @@ class Decoder:
         x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
         if not self.store.layer_experts[layer]:
             return apply_mlp(tensors, "mlp", x, activation(config.arithmetic), self.workers)
-        routes = route(config, tensors, scores(config, tensors, x, self.workers))
+        routes = route(config, layer, tensors, scores(config, tensors, x, self.workers))
         watch = None if observer is None else Watch(observer, layer, first)
         block = MoeBlock(config, layer, self.store.experts, self.workers)
         return block.apply(tensors, x, routes, partial(self._look_ahead, layer + 1, hidden), watch)
@@ -168,7 +168,7 @@ class Decoder:
             return
         x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
         scored = scores(config, tensors, x, self.workers)
-        self.store.experts.expect(layer, _likely(route(config, tensors, scored), scored, self.look_ahead))
+        self.store.experts.expect(layer, _likely(route(config, layer, tensors, scored), scored, self.look_ahead))
 
 
 def _likely(routes: Routes, scored: Single, count: int) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.errors import FormatError
 from formats.families.kimi_config import Arithmetic, TextConfig
 from runtime.models.arithmetic import rms_norm, sigmoid, softmax
 from runtime.models.mlp import activation, apply_expert, apply_mlp
@@ -40,10 +41,18 @@ def scores(config: TextConfig, tensors: Tensors, x: Single, workers: Workers) ->
     return sigmoid(logits) if config.arithmetic.scoring == "sigmoid" else softmax(logits)
 
 
-def route(config: TextConfig, tensors: Tensors, scored: Single) -> Routes:
-    """Choose experts by score plus correction bias; their weights are the scores alone (lowest index among equals)."""
+def route(config: TextConfig, layer: int, tensors: Tensors, scored: Single) -> Routes:
+    """Choose experts by score plus correction bias; their weights are the scores alone (lowest index among equals).
+
+    Raises:
+        FormatError: a score is no number: the choice, and all after it, would look sound and mean nothing.
+    """
     arithmetic = config.arithmetic
     biased = scored + tensors.vectors[f"{BLOCK}.gate.e_score_correction_bias"]
+    if not np.isfinite(biased).all():
+        raise FormatError(
+            "the router's scores are not finite: the model's weights are not sound", where=f"layer {layer}"
+        )
     ranked = np.argsort(-_restricted(arithmetic, biased), axis=-1, kind="stable")
     chosen = np.sort(ranked[:, : config.experts_per_token], axis=-1).astype(np.int64)
     weights = np.take_along_axis(scored, chosen, axis=-1)

@@ -1,7 +1,7 @@
 """Which expert gives up its slot: pure bookkeeping on numbers of experts, without threads or memory.
 
 Frequency first: the experts of a mixture are used unevenly, and a token of a large model touches more of them than
-fit, so the least recently used ones are always those that the next token's first layers need: a cache ordered by recency
+fit, so the least recently used ones are always those that the first layers of the next token need: a cache by recency
 alone hits next to nothing below one token's working set. Counts of uses decay, so that another topic can take over.
 """
 
