@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 600
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo          pack, verify and inspect a small Kimi K3 checkpoint'
+	@echo 'make demo          the bundled Kimi K3 model the whole way: plan, pack, verify, inspect, run'
 	@echo 'make test          run all tests'
 	@echo 'make test-full     packs of one layer of Kimi K3 at its real size, without its weights (minutes, Linux)'
 	@echo 'make test-faults   every system call of a pack fails once, and the power fails at every one (minutes)'
@@ -35,12 +35,7 @@ $(READY): pyproject.toml setup.py $(wildcard formats/kernels/*.c formats/kernels
 	@touch $@
 
 demo: $(READY)
-	@mkdir -p $(DEMO)
-	$(BIN)/moepack plan tests/data/k3-small
-	$(BIN)/moepack pack tests/data/k3-small $(DEMO)/k3-small.moepack
-	$(BIN)/moepack verify $(DEMO)/k3-small.moepack --level parity --source tests/data/k3-small
-	$(BIN)/moepack inspect $(DEMO)/k3-small.moepack
-	$(BIN)/moepack inspect $(DEMO)/k3-small.moepack --layer 1 --expert 0
+	$(BIN)/moepack demo --dir $(DEMO)
 
 test: $(READY)
 	$(BIN)/python -m pytest -q

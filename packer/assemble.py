@@ -102,9 +102,9 @@ def draft_manifest(
                 file=bank_name(layer.layer),
                 bytes=layer.bytes,
                 records=len(layer.records),
-                experts=arch.experts,
+                experts=arch.experts - len(layer.dropped),
                 source_experts=arch.experts,
-                dropped_experts=(),
+                dropped_experts=layer.dropped,
                 first_row=first_row,
                 index_blake3=BLANK_DIGEST,
             )
@@ -113,6 +113,7 @@ def draft_manifest(
     copied = sum(tensor.codec == "raw" for tensor in tensors)
     per_expert = sum(len(names) for names in model.expert_templates.values())
     packed = first_row * per_expert + len(tensors) - copied
+    left_out = len(dropped) + per_expert * sum(len(layer.dropped) for layer in layers)
     weights = first_row * sum(rows * cols for rows, cols in arch.expert_shapes)
     end = segments[-1].offset + segments[-1].bytes if segments else layout.TRUNK_HEADER_BYTES
     draft = Manifest(
@@ -141,8 +142,8 @@ def draft_manifest(
         coverage=Coverage(
             packed=packed,
             copied=copied,
-            dropped=len(dropped),
-            omitted=model.tensor_count - packed - copied - len(dropped),
+            dropped=left_out,
+            omitted=model.tensor_count - packed - copied - left_out,
             names_blake3=BLANK_DIGEST,
         ),
         dropped=tuple(dropped),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PACKAGES = ("formats", "packer", "recipes")
+_PACKAGES = ("formats", "packer", "recipes", "runtime")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

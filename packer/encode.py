@@ -40,6 +40,7 @@ class EncodedRecord:
         digest: BLAKE3 of all bytes of ``record``.
         matrix_errors: relative errors of gate, up and down as stored, that is rounded to float32.
         rel_error: of the three together, likewise.
+        weighted_error: of the three together, with every squared sum weighted by column; None without weights.
     """
 
     record: bytes
@@ -47,15 +48,17 @@ class EncodedRecord:
     digest: bytes
     matrix_errors: tuple[float, float, float]
     rel_error: float
+    weighted_error: float | None = None
 
 
 @dataclass(frozen=True)
 class _Coded:
-    """Sections of an expert, and per matrix the scale exponent and the squared sums of its error."""
+    """Sections of an expert; per matrix the scale exponent and the squared sums of its error, plain and weighted."""
 
     sections: Sections
     exponents: tuple[int, int, int]
     sums: tuple[tuple[float, float], ...]
+    weighted: tuple[tuple[float, float], ...] = ()
 
 
 def encode_expert(
@@ -111,7 +114,8 @@ def encode_expert(
         rel_error=rel_error,
         sections=coded.sections,
     )
-    return EncodedRecord(record, header, record_digest(record), (errors[0], errors[1], errors[2]), rel_error)
+    weighted = _stored(layout.relative_error(coded.weighted)) if coded.weighted else None
+    return EncodedRecord(record, header, record_digest(record), (errors[0], errors[1], errors[2]), rel_error, weighted)
 
 
 def expert_seed(seed: int, layer: int, source_expert: int) -> int:
@@ -213,6 +217,7 @@ def _encode_rvq(
         coded = {matrix: (books, codes) for matrix, codes in zip(Matrix, fitted, strict=True)}
     exponents = []
     sums = []
+    weighted = []
     for matrix, source in zip(Matrix, sources, strict=True):
         place = f"{where} {matrix.label}"
         own = None if weights is None else [weights[matrix]]
@@ -233,7 +238,9 @@ def _encode_rvq(
         decoded *= to_single(stored, exponent)[:, None]  # the decoder's last operation, so this is what it gives
         exponents.append(exponent)
         sums.append(squared_sums(values, decoded))
-    return _Coded(sections, (exponents[0], exponents[1], exponents[2]), tuple(sums))
+        if own is not None:
+            weighted.append(squared_sums(values, decoded, own[0]))
+    return _Coded(sections, (exponents[0], exponents[1], exponents[2]), tuple(sums), tuple(weighted))
 
 
 def _fit(

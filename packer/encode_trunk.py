@@ -114,9 +114,12 @@ def _quantise(
     return EncodedTensor(stored.hexdigest(), source.hexdigest(), relative_error(sums), exponent)
 
 
-def squared_sums(values: np.ndarray, decoded: np.ndarray) -> tuple[float, float]:
-    """(||W - W'||^2, ||W||^2) in float64, of float32 [rows, cols]; the same bits everywhere."""
-    sums = kernels.row_sums(values, decoded)
+def squared_sums(values: np.ndarray, decoded: np.ndarray, weights: np.ndarray | None = None) -> tuple[float, float]:
+    """(||W - W'||^2, ||W||^2) in float64, of float32 [rows, cols]; the same bits everywhere.
+
+    With ``weights`` float32 [cols] the squares of each column count as often.
+    """
+    sums = kernels.row_sums(values, decoded, weights=weights)
     return math.fsum(sums[:, 3]), math.fsum(sums[:, 0])
 
 

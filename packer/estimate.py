@@ -37,6 +37,7 @@ COPY_BLOCKS = 4  # blocks of a tensor that is copied
 TIME_BASIS = "measured on AVX-512 cores, jobs on cores of their own, disks not the limit"
 FIT_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 0.07, "default": 0.51, "max": 3.9})  # an expert
 RVQ_SECONDS: Mapping[str, float] = MappingProxyType({"fast": 28e-9, "default": 95e-9, "max": 260e-9})  # a weight
+WEIGHTED: Mapping[str, float] = MappingProxyType({"fast": 2.5, "default": 1.6, "max": 1.4})  # times that, by columns
 # A weight of other codecs: decoding the source, measuring the error, hashing.
 WEIGHT_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.MXFP4: 5e-9, Codec.GROUP_INT: 30e-9, Codec.RAW: 5e-9})
 TRUNK_SECONDS: Mapping[Codec, float] = MappingProxyType({Codec.GROUP_INT: 35e-9, Codec.RAW: 2.5e-9})
@@ -86,11 +87,14 @@ def _tensor_peak(tensor: TensorPlan) -> int:
     return ELEMENT_BYTES * elements + 2 * scales
 
 
-def seconds_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan], effort: str) -> float:
+def seconds_of(
+    model: Model, layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan], effort: str, *, weighted: bool = False
+) -> float:
     """Processor seconds of a pack, on the basis of ``TIME_BASIS``; reading and writing are not counted.
 
     Codebooks are fitted to samples, so that their time hardly depends on the size of an expert; the search is linear
-    in weights, stages and entries, and its figures are those of three stages of 256.
+    in weights, stages and entries, and its figures are those of three stages of 256. ``weighted`` says that statistics
+    weigh the columns, which are then searched one position of the rows at a time.
     """
     weights = sum(rows * cols for rows, cols in model.architecture.expert_shapes)
     kinds = Counter((record.codec, record.parameters) for layer in layers for record in layer.records)
@@ -99,7 +103,8 @@ def seconds_of(model: Model, layers: Sequence[LayerPlan], segments: Sequence[Seg
         if isinstance(parameters, rvq.Parameters):
             share = parameters.stages * parameters.entries / (3 * 256)
             fits = 1 if parameters.scope == "expert" else 3
-            seconds += count * share * (fits * FIT_SECONDS[effort] + weights * RVQ_SECONDS[effort])
+            factor = share * (WEIGHTED[effort] if weighted else 1.0)
+            seconds += count * factor * (fits * FIT_SECONDS[effort] + weights * RVQ_SECONDS[effort])
         else:
             seconds += count * weights * WEIGHT_SECONDS[codec]
     for segment in segments:

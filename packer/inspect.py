@@ -23,7 +23,7 @@ from formats.container import Container, Record, expected_files, open_container
 from formats.errors import IntegrityError, UsageError
 from formats.index import IndexRow
 from formats.layout import Matrix, SectionKind, record_name
-from formats.manifest import FILE_NAME, expert_tensor_names
+from formats.manifest import FILE_NAME, Manifest, expert_tensor_names
 from formats.spelling import spelled
 from packer import durable
 from packer.inspect_views import (
@@ -32,6 +32,7 @@ from packer.inspect_views import (
     LayerView,
     MatrixLine,
     MatrixView,
+    Pruned,
     RecordLine,
     SectionView,
     Spread,
@@ -243,9 +244,26 @@ def _summary(container: Container) -> Summary:
         record_bytes=max((row.bytes for row in rows), default=0),
         bits_per_weight=8 * manifest.experts.bytes / weights if weights else None,
         codecs=dict(sorted(Counter(row.codec.label for row in rows).items())),
+        pruned=_pruned(manifest, rows),
         roles=dict(roles),
         matrix_errors=spread([error for row in rows for error in row.matrix_errors]),
         tensor_errors=spread([tensor.rel_error for tensor in manifest.tensors]),
+    )
+
+
+def _pruned(manifest: Manifest, rows: Sequence[IndexRow]) -> Pruned | None:
+    rule = manifest.recipe.get("prune")
+    dropped = sum(len(info.dropped_experts) for info in manifest.layers)
+    if not manifest.layers or (not dropped and not isinstance(rule, dict)):
+        return None
+    kept = [info.experts for info in manifest.layers]
+    codec = rule.get("lossless_codec") if isinstance(rule, dict) else None
+    return Pruned(
+        sum(info.source_experts for info in manifest.layers),
+        dropped,
+        min(kept),
+        max(kept),
+        sum(row.codec.label == codec for row in rows),
     )
 
 

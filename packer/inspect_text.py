@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def show_summary(output: Output, container: Path, view: Summary | Unfinished) ->
         )
         bits = bits_text(view.bits_per_weight, view.recipe, view.codecs)
         output.line(f"record        up to {human_bytes(view.record_bytes)}, {bits}")
+        show_pruned(output, view)
     else:
         output.line("experts       no experts in this container")
     if view.partial is not None:
@@ -61,6 +62,18 @@ def show_summary(output: Output, container: Path, view: Summary | Unfinished) ->
     output.detail("files:")
     for name, length in collapsed(view.files):
         output.detail(f"  {name}  {length}")
+
+
+def show_pruned(output: Output, view: Summary) -> None:
+    """The line about what a plan left of the experts; none where there was no plan."""
+    found = view.pruned
+    if found is None:
+        return
+    kept = f"{found.kept_min}" if found.kept_min == found.kept_max else f"{found.kept_min} to {found.kept_max}"
+    text = f"{found.dropped} of {counted(found.source_experts, 'expert')} dropped, {kept} a layer kept"
+    if found.lossless:
+        text += f", {found.lossless} of them lossless"
+    output.line(f"pruned        {text}")
 
 
 def collapsed(files: Sequence[FileSize]) -> list[tuple[str, str]]:
@@ -97,7 +110,7 @@ def _show_unfinished(output: Output, container: Path, view: Unfinished) -> None:
 
 def show_layer(output: Output, view: LayerView) -> None:
     """The records of a layer."""
-    dropped = f", without source experts {', '.join(map(str, view.dropped_experts))}" if view.dropped_experts else ""
+    dropped = f", without source experts {spelled(view.dropped_experts)}" if view.dropped_experts else ""
     size = human_bytes(view.bytes)
     experts = counted(view.experts, "expert")
     output.line(f"layer {view.layer}: {len(view.records)} of {experts} in {view.file}, {size}{dropped}")
@@ -236,7 +249,7 @@ def spread_text(spread: Spread, what: str) -> str:
     )
 
 
-def bits_text(bits: float | None, recipe: dict[str, Any], codecs: Container[str]) -> str:
+def bits_text(bits: float | None, recipe: dict[str, Any], codecs: Collection[str]) -> str:
     """Bits an expert weight takes; where they are well above what a recipe's codes alone take, why.
 
     Args:
@@ -245,6 +258,8 @@ def bits_text(bits: float | None, recipe: dict[str, Any], codecs: Container[str]
         codecs: those that experts are stored with.
     """
     text = f"{human_number(bits, 4)} bits a weight"
+    if len(codecs) > 1:
+        return f"{text}, all codecs together"
     experts = recipe.get("experts")
     if bits is None or not isinstance(experts, dict) or experts.get("codec") != "rvq" or "rvq" not in codecs:
         return text

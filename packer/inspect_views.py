@@ -27,6 +27,24 @@ class FileSize:
 
 
 @dataclass(frozen=True)
+class Pruned:
+    """What a prune plan left of the experts.
+
+    Attributes:
+        source_experts: experts that the packed layers have in the source.
+        dropped: those of them that are left out.
+        kept_min, kept_max: experts that stay, in the layer with the fewest and in that with the most.
+        lossless: records of the lossless tier.
+    """
+
+    source_experts: int
+    dropped: int
+    kept_min: int
+    kept_max: int
+    lossless: int
+
+
+@dataclass(frozen=True)
 class Summary:
     """What fits one screen about a container.
 
@@ -41,6 +59,7 @@ class Summary:
         record_bytes: the largest record.
         bits_per_weight: of the experts, record padding included; None without experts.
         codecs: records of each codec.
+        pruned: what a plan left of the experts, None if none are dropped and no plan was given.
         roles: trunk bytes of each role.
         matrix_errors: recorded relative errors of all expert matrices.
         tensor_errors: of all trunk tensors.
@@ -68,6 +87,7 @@ class Summary:
     record_bytes: int
     bits_per_weight: float | None
     codecs: dict[str, int]
+    pruned: Pruned | None
     roles: dict[str, int]
     matrix_errors: Spread
     tensor_errors: Spread

@@ -50,12 +50,13 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordDone(_Strict, frozen=True, array_like=True):
-    """An expert record: its number in the layer, BLAKE3 of the record, errors of gate, up, down and of all three."""
+    """An expert record: its number and BLAKE3, errors of gate, up, down, of all three, of these by weighted columns."""
 
     expert: Count
     digest: Digest
     matrix_errors: tuple[ErrorValue, ErrorValue, ErrorValue]
     rel_error: ErrorValue
+    weighted_error: ErrorValue | None = None
 
 
 class TensorDone(_Strict, frozen=True, array_like=True):

@@ -17,14 +17,16 @@ from formats.errors import UsageError
 from formats.families import Architecture, BoundTensor
 from formats.layout import Codec
 from formats.manifest import Dropped
+from formats.trunk import WEIGHT_DTYPES
+from packer.pruning import NOTHING_PRUNED, KeptByLayer
 from packer.recipe import DropRule, ExpertCodec, GroupInt, GroupIntRule, Mxfp4, Recipe, Rvq, choose_rule
 from packer.selection import Selection
 
-QUANTISABLE = ("F32", "F16", "BF16")  # dtypes whose values are weights as they stand
 ENTRY_BYTES = 2 * rvq.DIMENSION  # one codebook entry: eight float16 numbers
 
+BY_EXPERT = ("router", "router_bias")  # roles of tensors that have a row for each expert of their layer
+
 TrunkParameters: TypeAlias = group_int.Parameters | raw.Parameters
-_Member: TypeAlias = tuple[BoundTensor, Codec, TrunkParameters]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,20 @@ class RecordPlan:
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """A bank: the records of one layer, by expert, without gaps from offset 0."""
+    """A bank: the records of one layer, by expert, without gaps from offset 0; ``dropped`` are source experts."""
 
     layer: int
     bytes: int
     records: tuple[RecordPlan, ...]
+    dropped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """A trunk tensor: what it is in the source, how it is stored, and where in ``trunk.bin``."""
+    """A trunk tensor: what it is in the source, how it is stored, and where in ``trunk.bin``.
+
+    Where only ``rows`` of the source's tensor are stored, ``shape`` and ``source_bytes`` are those of these rows.
+    """
 
     name: str
     role: str
@@ -63,6 +69,7 @@ class TensorPlan:
     parameters: TrunkParameters
     offset: int
     bytes: int
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +91,50 @@ class TrunkPlan:
     omitted: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Member:
+    """A tensor that is stored: how, and which rows of it (None for all)."""
+
+    tensor: BoundTensor
+    codec: Codec
+    parameters: TrunkParameters
+    rows: tuple[int, ...] | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As it is stored."""
+        shape = self.tensor.shape
+        return shape if self.rows is None else (len(self.rows), *shape[1:])
+
+    @property
+    def bytes(self) -> int:
+        """Stored bytes."""
+        return codecs.trunk_bytes(self.codec, self.parameters, self.shape, where=self.tensor.name)
+
+    def placed(self, offset: int) -> TensorPlan:
+        """The tensor with its place."""
+        tensor = self.tensor
+        length = tensor.bytes
+        if self.rows is not None:
+            length = tensor.bytes // tensor.shape[0] * len(self.rows)
+        return TensorPlan(
+            tensor.name,
+            tensor.role.kind,
+            tensor.role.layer,
+            tensor.dtype,
+            self.shape,
+            tensor.shard,
+            length,
+            self.codec,
+            self.parameters,
+            offset,
+            self.bytes,
+            self.rows,
+        )
+
+
 def expert_codec(recipe: Recipe, architecture: Architecture) -> tuple[Codec, Parameters, str | None]:
-    """How the experts are stored: all have the same shapes, so all are stored alike.
+    """How the experts are stored: all have the same shapes, so all are stored alike, but for a plan's lossless tier.
 
     rvq gives way to its fallback where it makes no sense: fewer 8-vectors than entries, or codebooks that are larger
     than the indices they serve. With codebooks for each matrix, the
@@ -136,29 +185,76 @@ def _coded(coded: ExpertCodec, recipe: Recipe, architecture: Architecture) -> tu
     return Codec.RAW, raw.Parameters(architecture.expert_dtype)
 
 
+def lossless_codec(recipe: Recipe, architecture: Architecture) -> tuple[Codec, Parameters]:
+    """How experts are stored whose own bytes are to stay."""
+    if architecture.expert_format == "mxfp4":
+        return Codec.MXFP4, mxfp4.Parameters(bias=recipe.source.mxfp4_bias)
+    return Codec.RAW, raw.Parameters(architecture.expert_dtype)
+
+
 def plan_layers(
-    architecture: Architecture, codec: Codec, parameters: Parameters, selection: Selection | None
+    architecture: Architecture,
+    codec: Codec,
+    parameters: Parameters,
+    selection: Selection | None,
+    *,
+    kept: KeptByLayer = NOTHING_PRUNED,
+    lossless: tuple[Codec, Parameters] | None = None,
 ) -> tuple[LayerPlan, ...]:
-    """The bank of every selected layer that has experts."""
-    length = codecs.record_bytes(codec, parameters, architecture.expert_shapes)
+    """The bank of every selected layer that has experts.
+
+    Args:
+        architecture: of the model.
+        codec, parameters: of all experts but the lossless ones.
+        selection: layers, or experts of each layer; no experts where ``kept`` says something.
+        kept: by layer the experts that stay, where not all do or not all are stored alike. They are renumbered.
+        lossless: codec and parameters of those that keep the source's bytes.
+    """
     experts: Sequence[int] = range(architecture.experts)
     layers = architecture.moe_layers
     if selection is not None:
         experts = experts if selection.experts is None else selection.experts
         layers = tuple(layer for layer in layers if selection.layers is None or layer in selection.layers)
-    records = tuple(
-        RecordPlan(expert, expert, codec, parameters, place * length, length) for place, expert in enumerate(experts)
-    )
-    return tuple(LayerPlan(layer, length * len(records), records) for layer in layers)
+    usual = (codec, parameters)
+    same = _records([(expert, expert, usual) for expert in experts], architecture)
+    plans = []
+    for layer in layers:
+        stay = kept.get(layer)
+        records = same
+        if stay is not None:
+            numbered = enumerate(stay.experts)
+            how = [(new, old, (lossless or usual) if old in stay.lossless else usual) for new, old in numbered]
+            records = _records(how, architecture)
+        dropped = () if stay is None else stay.dropped
+        plans.append(LayerPlan(layer, sum(record.bytes for record in records), records, dropped))
+    return tuple(plans)
 
 
-def plan_trunk(trunk: Sequence[BoundTensor], recipe: Recipe, selection: Selection | None) -> TrunkPlan:
+def _records(
+    experts: Sequence[tuple[int, int, tuple[Codec, Parameters]]], architecture: Architecture
+) -> tuple[RecordPlan, ...]:
+    """Records one after another, of (number, source number, (codec, parameters))."""
+    records = []
+    lengths: dict[tuple[Codec, Parameters], int] = {}
+    end = 0
+    for expert, source_expert, how in experts:
+        if how not in lengths:
+            lengths[how] = codecs.record_bytes(*how, architecture.expert_shapes)
+        records.append(RecordPlan(expert, source_expert, *how, end, lengths[how]))
+        end += lengths[how]
+    return tuple(records)
+
+
+def plan_trunk(
+    trunk: Sequence[BoundTensor], recipe: Recipe, selection: Selection | None, *, kept: KeptByLayer = NOTHING_PRUNED
+) -> TrunkPlan:
     """Place every tensor that is not an expert's.
 
     Args:
         trunk: in the order of the forward pass.
         recipe: its rules decide.
         selection: tensors of other layers, and those of no layer, are omitted.
+        kept: by layer the experts that stay: routers have these rows only, in this order.
 
     Raises:
         UsageError: no rule takes a tensor, or a rule quantises what has no values of its own.
@@ -175,19 +271,27 @@ def plan_trunk(trunk: Sequence[BoundTensor], recipe: Recipe, selection: Selectio
             dropped.append(Dropped(name=tensor.name, rule=number))
             continue
         if isinstance(rule, GroupIntRule):
-            if tensor.dtype not in QUANTISABLE:
+            if tensor.dtype not in WEIGHT_DTYPES:
                 raise UsageError(
                     f"rule {number} of recipe {recipe.name} quantises a tensor whose dtype is not for weights",
                     where=tensor.name,
-                    expected=", ".join(QUANTISABLE),
+                    expected=", ".join(WEIGHT_DTYPES),
                     found=tensor.dtype,
                     hint="put a raw rule for it before that one",
                 )
             how: tuple[Codec, TrunkParameters] = Codec.GROUP_INT, group_int.Parameters(bits=rule.bits, group=rule.group)
         else:
             how = Codec.RAW, raw.Parameters(tensor.dtype)
-        groups.setdefault(segment_name(tensor), []).append((tensor, *how))
+        groups.setdefault(segment_name(tensor), []).append(_Member(tensor, *how, _kept_rows(tensor, kept)))
     return TrunkPlan(_place(groups), tuple(dropped), tuple(omitted))
+
+
+def _kept_rows(tensor: BoundTensor, kept: KeptByLayer) -> tuple[int, ...] | None:
+    """The rows of a router's tensor that belong to experts which stay; None for all rows, and for other tensors."""
+    layer = tensor.role.layer
+    if tensor.role.kind not in BY_EXPERT or layer is None or layer not in kept or not kept[layer].dropped:
+        return None
+    return kept[layer].experts
 
 
 def segment_name(tensor: BoundTensor) -> str:
@@ -215,7 +319,7 @@ def _without_empty(groups: Mapping[str, Sequence[_Member]]) -> dict[str, list[_M
     kept: dict[str, list[_Member]] = {}
     waiting: list[_Member] = []
     for name, members in groups.items():
-        if any(_stored_bytes(*member) for member in members):
+        if any(member.bytes for member in members):
             kept[name] = [*waiting, *members]
             waiting = []
         elif kept:
@@ -223,34 +327,14 @@ def _without_empty(groups: Mapping[str, Sequence[_Member]]) -> dict[str, list[_M
         else:
             waiting += members
     if waiting:
-        raise UsageError("nothing is left of the trunk but tensors without elements", where=waiting[0][0].name)
+        raise UsageError("nothing is left of the trunk but tensors without elements", where=waiting[0].tensor.name)
     return kept
 
 
 def _segment(name: str, offset: int, members: Sequence[_Member]) -> SegmentPlan:
     tensors = []
     end = offset
-    for tensor, codec, parameters in members:
-        start = layout.align(end, layout.LINE)
-        length = _stored_bytes(tensor, codec, parameters)
-        tensors.append(
-            TensorPlan(
-                tensor.name,
-                tensor.role.kind,
-                tensor.role.layer,
-                tensor.dtype,
-                tensor.shape,
-                tensor.shard,
-                tensor.bytes,
-                codec,
-                parameters,
-                start,
-                length,
-            )
-        )
-        end = start + length
+    for member in members:
+        tensors.append(member.placed(layout.align(end, layout.LINE)))
+        end = tensors[-1].offset + tensors[-1].bytes
     return SegmentPlan(name, offset, layout.align(end, layout.PAGE) - offset, tuple(tensors))
-
-
-def _stored_bytes(tensor: BoundTensor, codec: Codec, parameters: TrunkParameters) -> int:
-    return codecs.trunk_bytes(codec, parameters, tensor.shape, where=tensor.name)

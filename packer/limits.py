@@ -14,6 +14,7 @@ from formats.errors import UsageError
 from formats.index import IndexRow
 from formats.layout import Matrix, record_name
 from formats.manifest import Manifest, TensorInfo
+from packer.prune_types import Prune
 from packer.recipe import choose_rule
 from packer.recipe_types import DropRule, Recipe, Rvq
 
@@ -31,6 +32,8 @@ def expert_limit(recipe: Recipe, codec: str) -> float | None:
     """The limit for experts of that codec; None if the recipe gives no expert that codec."""
     if recipe.experts.codec == codec:
         return recipe.experts.max_rel_error
+    if isinstance(recipe.prune, Prune) and recipe.prune.lossless_codec == codec:
+        return 0.0
     if (
         isinstance(recipe.experts, Rvq)
         and recipe.experts.fallback is not None

@@ -29,6 +29,8 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 # Categories that a terminal acts on instead of showing: controls, format marks (bidirectional ones among them),
 # lone surrogates, private use, unassigned, line and paragraph separators.
 _UNSHOWABLE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+# What a text may have of these all the same: the ends of lines, tabs, and the joiners that scripts and emoji need.
+_TEXTUAL = frozenset("\n\t\u200c\u200d")
 _WIDE = 100_000  # columns: a terminal folds long lines by itself, and a log must not be folded
 
 
@@ -55,6 +57,10 @@ class Output:
         """A line of the result, for people."""
         self._to_stdout(escape(text) + "\n")
 
+    def text(self, piece: str) -> None:
+        """A piece of running text that a model wrote, without a line end of its own, shown at once."""
+        self._to_stdout("".join(char if char in _TEXTUAL else escape(char) for char in piece))
+
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """A table of the result; a column whose heading begins with ``>`` is aligned to the right."""
         table = Table(title=Text(escape(title)) if title else None, title_justify="left", box=None, pad_edge=False)
@@ -80,6 +86,10 @@ class Output:
         """What to do next, on stderr."""
         if not self.quiet:
             self._error_line(f"hint: {text}")
+
+    def ask(self, text: str) -> None:
+        """What stands before the cursor while somebody is to type."""
+        self._to_stderr(escape(text))
 
     def error(self, error: MoepackError) -> None:
         """One line that says what is wrong and where, and one that says what to do next."""

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from formats.spelling import counted
-from packer.inspect_text import bits_text, show_errors
+from packer.inspect import spread
+from packer.inspect_text import bits_text, show_errors, show_pruned, spread_text
 from packer.inspect_views import Summary
 from packer.output import Output, human_bytes
 from packer.pipeline import PackResult
@@ -36,12 +37,22 @@ def pack_document(result: PackResult, summary: Summary) -> dict[str, Any]:
         "bits_per_weight": summary.bits_per_weight,
         "rel_error": dataclasses.asdict(summary.matrix_errors),
         "trunk_rel_error": dataclasses.asdict(summary.tensor_errors),
+        "weighted_error": dataclasses.asdict(spread(result.weighted_errors)) if result.weighted_errors else None,
+        "pruned": None if summary.pruned is None else dataclasses.asdict(summary.pruned),
+        "prune": _applied(summary, "prune"),
+        "statistics": _applied(summary, "statistics"),
         "resumed_units": result.resumed_units,
         "already_complete": result.already_complete,
         "released": list(result.released),
         "freed_bytes": result.freed_bytes,
         "over_limit": [dataclasses.asdict(item) for item in result.over_limit],
     }
+
+
+def _applied(summary: Summary, key: str) -> str | None:
+    """The digest of a file that was applied beside the recipe, or None."""
+    applied = summary.recipe.get(key)
+    return applied["blake3"] if isinstance(applied, dict) else None
 
 
 def show_pack(output: Output, result: PackResult, summary: Summary) -> None:
@@ -51,7 +62,10 @@ def show_pack(output: Output, result: PackResult, summary: Summary) -> None:
     if summary.experts:
         bits = bits_text(summary.bits_per_weight, summary.recipe, summary.codecs)
         output.line(f"experts       {summary.experts}, {bits}")
+        show_pruned(output, summary)
     show_errors(output, summary)
+    if result.weighted_errors:
+        output.line(f"  weighted    {spread_text(spread(result.weighted_errors), 'experts')}, by column")
     if result.released:
         size = human_bytes(result.freed_bytes)
         output.line(f"released      {counted(len(result.released), 'shard')} of the source, {size} came back")

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -59,7 +59,10 @@ from packer.units import run_unit
 
 @dataclass(frozen=True)
 class PackResult:
-    """What a pack came to. ``released`` are the shards that this run deleted, ``freed_bytes`` what that gave back."""
+    """What a pack came to. ``released`` are the shards that this run deleted, ``freed_bytes`` what that gave back.
+
+    ``weighted_errors`` are those of the experts whose columns statistics weigh; a container does not hold them.
+    """
 
     path: Path
     container_id: str
@@ -70,6 +73,7 @@ class PackResult:
     over_limit: tuple[OverLimit, ...]
     released: tuple[str, ...] = ()
     freed_bytes: int = 0
+    weighted_errors: tuple[float, ...] = ()
 
 
 def pack(
@@ -158,7 +162,9 @@ def pack(
         resumed = len(job.outcome.units)
         _run(job)
     remove_work_dir(out, system=system)
-    return _result(out, plan, resumed=resumed, complete=False, freed=job.freed)
+    result = _result(out, plan, resumed=resumed, complete=False, freed=job.freed)
+    errors = (record.weighted_error for record in job.outcome.records.values())
+    return replace(result, weighted_errors=tuple(error for error in errors if error is not None))
 
 
 def _silent(progress: Progress) -> None:

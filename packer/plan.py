@@ -14,13 +14,14 @@ import msgspec
 from blake3 import blake3
 
 from formats.checkpoint import Checkpoint
-from formats.errors import EnvironmentProblem
+from formats.errors import EnvironmentProblem, UsageError
 from formats.families import Model
 from formats.layout import Codec
 from formats.manifest import BLANK_DIGEST, TRUNK_NAME, Fitting, Manifest, Partial, bank_name, planned_bytes
-from formats.spelling import spelled
+from formats.spelling import counted, spelled
 from packer.assemble import draft_manifest
 from packer.codebooks import ARITHMETIC, METHOD
+from packer.column_weights import LEAST_TOKENS, seldom_seen
 from packer.estimate import journal_bytes, memory_of, seconds_of
 from packer.layout_plan import (
     LayerPlan,
@@ -29,12 +30,18 @@ from packer.layout_plan import (
     TensorPlan,
     TrunkPlan,
     expert_codec,
+    lossless_codec,
     plan_layers,
     plan_trunk,
 )
+from packer.model_stamp import check_same_model
 from packer.plan_types import Plan, Unit, checked_jobs
-from packer.recipe import Recipe, Rvq, resolve
+from packer.prune_plan import PrunePlan
+from packer.prune_types import Prune
+from packer.pruning import kept_experts, pruned_recipe
+from packer.recipe import ColumnWeights, Recipe, Rvq, resolve
 from packer.selection import Selection, normalised
+from packer.statistics_file import Statistics
 
 __all__ = ["LayerPlan", "Plan", "RecordPlan", "SegmentPlan", "TensorPlan", "Unit", "make_plan"]
 
@@ -53,6 +60,8 @@ def make_plan(
     jobs: int = 1,
     repository: str | None = None,
     commit: str | None = None,
+    prune: PrunePlan | None = None,
+    statistics: Statistics | None = None,
 ) -> Plan:
     """Plan a container.
 
@@ -63,9 +72,12 @@ def make_plan(
         selection: layers and experts to pack, or None for all.
         jobs: units that are to run at a time; changes the memory only.
         repository, commit: the source's name and revision, if they are known; they stand in the container.
+        prune: which experts stay, or None for all.
+        statistics: whose second moments weigh the columns of experts, or None for columns that count alike.
 
     Raises:
-        UsageError: the recipe does not suit the model, no rule takes a tensor, the selection is empty or unknown.
+        UsageError: the recipe does not suit the model, no rule takes a tensor, the selection is empty or unknown, the
+            prune plan or the statistics are of another model, cannot be, or would have no effect.
         EnvironmentProblem: an asset cannot be looked at.
 
     Example:
@@ -76,9 +88,17 @@ def make_plan(
     jobs = checked_jobs(jobs)
     recipe = resolve(recipe, family=architecture.family, expert_format=architecture.expert_format)
     selection = normalised(selection, architecture)
+    if prune is not None:
+        recipe = pruned_recipe(recipe, prune, checkpoint, model)
+    kept = kept_experts(recipe, checkpoint, architecture)
+    if isinstance(recipe.prune, Prune) and selection is not None and selection.experts is not None:
+        raise UsageError("a prune plan says already which experts stay", where="--experts", hint="leave it out")
     codec, parameters, note = expert_codec(recipe, architecture)
-    layers = plan_layers(architecture, codec, parameters, selection)
-    trunk = plan_trunk(model.trunk, recipe, selection)
+    layers = plan_layers(
+        architecture, codec, parameters, selection, kept=kept, lossless=lossless_codec(recipe, architecture)
+    )
+    recipe = _weighted(recipe, statistics, checkpoint, model, layers)
+    trunk = plan_trunk(model.trunk, recipe, selection, kept=kept)
     fitting = Fitting(method=_method(recipe, codec), seed=recipe.fitting.seed, kernel=ARITHMETIC)
     draft = draft_manifest(
         checkpoint,
@@ -106,25 +126,67 @@ def make_plan(
         draft=draft,
         units=units,
         identity=MappingProxyType(identity),
-        notes=tuple(_notes(checkpoint, draft, trunk, note if layers else None)),
+        notes=tuple(_notes(checkpoint, draft, trunk, note if layers else None, _weights_note(statistics, layers))),
         memory=memory_of(model, layers, trunk.segments),
         jobs=jobs,
         manifest_bytes=planned_bytes(draft),
         journal_bytes=journal_bytes(identity, len(units), draft),
-        work_seconds=seconds_of(model, layers, trunk.segments, recipe.fitting.effort),
+        work_seconds=seconds_of(
+            model, layers, trunk.segments, recipe.fitting.effort, weighted=isinstance(recipe.statistics, ColumnWeights)
+        ),
+        statistics=statistics,
     )
+
+
+def _weighted(
+    recipe: Recipe,
+    statistics: Statistics | None,
+    checkpoint: Checkpoint,
+    model: Model,
+    layers: Sequence[LayerPlan],
+) -> Recipe:
+    """The recipe with the digest of the statistics, once they are seen to be of this model and of use."""
+    recorded = recipe.statistics.blake3 if isinstance(recipe.statistics, ColumnWeights) else None
+    if statistics is None:
+        if recorded is not None:
+            raise UsageError("recipe was resolved with statistics, and none are given", expected=f"BLAKE3 {recorded}")
+        return recipe
+    if recorded not in (None, statistics.blake3):
+        raise UsageError(
+            "recipe was resolved with other statistics",
+            where=statistics.path,
+            expected=f"BLAKE3 {recorded}",
+            found=statistics.blake3,
+        )
+    check_same_model(statistics.provenance.model, checkpoint, model.architecture, what="statistics")
+    statistics.check_shapes(model.architecture)
+    if statistics.provenance.tokens < LEAST_TOKENS:
+        raise UsageError(
+            "statistics are of too little text to weigh columns by",
+            where=statistics.path,
+            expected=f"at least {LEAST_TOKENS} tokens",
+            found=statistics.provenance.tokens,
+        )
+    if not any(record.codec == Codec.RVQ for layer in layers for record in layer.records):
+        raise UsageError(
+            "statistics have no effect: they weigh the columns of experts stored as rvq, and none are",
+            where=statistics.path,
+            hint="leave them out",
+        )
+    return msgspec.structs.replace(recipe, statistics=ColumnWeights(blake3=statistics.blake3))
 
 
 def _method(recipe: Recipe, codec: Codec) -> str:
     """How lossy expert codes are chosen, as the manifest says it."""
     if codec == Codec.RVQ and isinstance(recipe.experts, Rvq):
-        return f"{METHOD}, effort {recipe.fitting.effort}"
+        weighted = ", columns weighted" if isinstance(recipe.statistics, ColumnWeights) else ""
+        return f"{METHOD}, effort {recipe.fitting.effort}{weighted}"
     return "least squares" if codec == Codec.GROUP_INT else "none"
 
 
 def _units(layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> Iterator[Unit]:
     for layer in layers:
-        count, length = len(layer.records), layer.records[0].bytes
+        count, length = len(layer.records), max(record.bytes for record in layer.records)
         step = max(1, min(UNIT_BYTES // length, UNIT_RECORDS, count // UNITS_PER_LAYER))
         for first in range(0, count, step):
             last = min(first + step, count) - 1
@@ -137,7 +199,7 @@ def _units(layers: Sequence[LayerPlan], segments: Sequence[SegmentPlan]) -> Iter
                 first=first,
                 last=last,
                 segment="",
-                bytes=(last - first + 1) * length,
+                bytes=sum(record.bytes for record in layer.records[first : last + 1]),
             )
     for segment in segments:
         yield Unit(
@@ -218,12 +280,29 @@ def _json(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _notes(checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: str | None) -> Iterator[str]:
+def _weights_note(statistics: Statistics | None, layers: Sequence[LayerPlan]) -> str | None:
+    """Whose second moments weigh the columns, if any do."""
+    if statistics is None:
+        return None
+    seldom, total = seldom_seen(statistics, layers)
+    note = f"columns of {counted(total, 'expert')} are weighted by the statistics"
+    if seldom:
+        note += f"; {seldom} of them, which fewer than {LEAST_TOKENS} tokens chose, by those of their layer"
+    return note
+
+
+def _notes(
+    checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: str | None, weights: str | None
+) -> Iterator[str]:
     if fallback is not None:
         yield fallback
+    if weights is not None:
+        yield weights
     if draft.partial is not None:
         experts = "all experts" if draft.partial.experts is None else f"experts {spelled(draft.partial.experts)}"
         yield f"partial container: layers {spelled(draft.partial.layers)}, {experts}; it cannot run as a model"
+    if isinstance(draft.recipe.get("prune"), dict):
+        yield _pruned_note(draft)
     if trunk.dropped:
         names = _some([item.name for item in trunk.dropped])
         yield f"dropped by rules of the recipe, {_count(trunk.dropped, 'tensor')}: {names}"
@@ -231,6 +310,19 @@ def _notes(checkpoint: Checkpoint, draft: Manifest, trunk: TrunkPlan, fallback: 
         yield f"ignored beside the weights, {_count(checkpoint.ignored, 'file')}: {_some(checkpoint.ignored)}"
     if not checkpoint.has_headers:
         yield "no shard is here: shapes come from the configuration, and assets are those that are here"
+
+
+def _pruned_note(draft: Manifest) -> str:
+    """How many experts a plan leaves."""
+    counts = [info.experts for info in draft.layers]
+    dropped = sum(len(info.dropped_experts) for info in draft.layers)
+    if not dropped:
+        return "pruned: the plan drops no expert"
+    span = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+    return (
+        f"pruned: {dropped} of {sum(info.source_experts for info in draft.layers)} experts are dropped,"
+        f" {span} of {draft.architecture.experts} stay in a layer"
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -20,8 +20,10 @@ from formats.errors import UsageError
 from formats.manifest import FILE_NAME, TRUNK_NAME, Dropped, Manifest, bank_name
 from packer.estimate import TIME_BASIS, Memory
 from packer.layout_plan import LayerPlan, RecordPlan, SegmentPlan, TensorPlan
+from packer.prune_types import Prune
 from packer.recipe import Recipe, plain
 from packer.selection import Selection
+from packer.statistics_file import Statistics
 
 MAX_JOBS = 1024
 BLOCK_BYTES = 4096  # of a file system
@@ -76,6 +78,7 @@ class Plan:
         staging_other_bytes: small files and headers of shards in it.
         staging_apart: whether that is on another file system than the output.
         relief_bytes: by how much less the output needs at its fullest moment because shards on its file system go.
+        statistics: what weighs the columns of experts, or None.
     """
 
     recipe: Recipe
@@ -97,6 +100,7 @@ class Plan:
     staging_other_bytes: int = 0
     staging_apart: bool = False
     relief_bytes: int = 0
+    statistics: Statistics | None = None
     file_lengths: Mapping[str, int] = field(init=False, repr=False, compare=False)
     shard_lengths: Mapping[str, int] = field(init=False, repr=False, compare=False)
     _layers: Mapping[int, LayerPlan] = field(init=False, repr=False, compare=False)
@@ -253,6 +257,8 @@ class Plan:
             "assets": {asset.path: asset.bytes for asset in self.draft.assets},
             "architecture": _json(self.draft.architecture),
             "recipe": plain(self.recipe),
+            "prune": self.recipe.prune.blake3 if isinstance(self.recipe.prune, Prune) else None,
+            "statistics": None if self.statistics is None else self.statistics.blake3,
             "partial": _json(self.draft.partial),
             "coverage": _json(self.draft.coverage),
             "banks": [_bank(layer) for layer in self.layers],
@@ -289,9 +295,11 @@ def _bank(layer: LayerPlan) -> dict[str, Any]:
         "layer": layer.layer,
         "file": bank_name(layer.layer),
         "bytes": layer.bytes,
+        "dropped_experts": list(layer.dropped),
         "records": [
             {
                 "experts": [run[0].expert, run[-1].expert],
+                "source_experts": [run[0].source_expert, run[-1].source_expert],
                 "codec": run[0].codec.label,
                 "parameters": _parameters(run[0].parameters),
                 "offset": run[0].offset,

@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from formats.errors import UsageError
-from packer.recipe_settings import moved_limits, override, usual_limit
+from packer.recipe_settings import moved_limits, override, usual_limit, with_weighted_limit
 from packer.recipe_types import (
+    ColumnWeights,
     DropRule,
     ExpertCodec,
     Fitting,
@@ -35,6 +36,7 @@ from packer.recipe_types import (
 )
 
 __all__ = [
+    "ColumnWeights",
     "DropRule",
     "ExpertCodec",
     "Fitting",
@@ -58,6 +60,7 @@ __all__ = [
     "recipe_from_builtins",
     "resolve",
     "usual_limit",
+    "with_weighted_limit",
 ]
 
 MAX_FILE_BYTES = 64 << 10  # the bundled ones have 3 KB; what a TOML parser makes of dotted keys grows with the square
@@ -189,4 +192,11 @@ def _from_toml(data: bytes, *, where: str) -> Recipe:
         document = tomllib.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # of ValueError: bad UTF-8, bad TOML, endless digits
         raise UsageError(f"recipe is not TOML: {one_line(str(error))}", where=where) from None
+    for key in ("prune", "statistics"):
+        if key in document:
+            raise UsageError(
+                f"a recipe does not say {key}",
+                where=f"{where}: {key}",
+                hint="give a plan with --prune, statistics with --stats",
+            )
     return recipe_from_builtins(document, where=where)

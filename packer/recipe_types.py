@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from formats.errors import MoepackError, UsageError
 from formats.families.model import TRUNK_KINDS
+from packer.model_stamp import Digest
+from packer.prune_types import Prune
 
 MAX_RANK = 8
 MAX_STARS = 8  # a pattern, whose time grows with their number
@@ -25,6 +27,7 @@ MAX_SUMMARY = 1000
 Limit: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 Group: TypeAlias = Annotated[int, Meta(ge=32, le=1024, multiple_of=32)]
 Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
+_Kind = TypeVar("_Kind")
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -140,8 +143,18 @@ class Fitting(_Strict, frozen=True, kw_only=True):
     effort: Literal["fast", "default", "max"] = "default"
 
 
+class ColumnWeights(_Strict, frozen=True, kw_only=True):
+    """What the columns of expert matrices count in fitting: second moments of the statistics with this digest."""
+
+    blake3: Digest
+
+
 class Recipe(_Strict, frozen=True, kw_only=True):
-    """A whole recipe. ``msgspec.to_builtins`` and ``msgspec.convert`` carry it through JSON without a difference."""
+    """A whole recipe. ``msgspec.to_builtins`` and ``msgspec.convert`` carry it through JSON without a difference.
+
+    ``prune`` and ``statistics`` are no settings: a plan adds them for what was given beside the recipe, and where
+    nothing was given they are absent from JSON.
+    """
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z")]
     summary: Annotated[str, Meta(max_length=MAX_SUMMARY)] = ""
@@ -150,6 +163,8 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     fitting: Fitting = Fitting()
     experts: ExpertCodec
     trunk: Annotated[tuple[TrunkRule, ...], Meta(min_length=1, max_length=1000)]
+    prune: Prune | UnsetType = UNSET
+    statistics: ColumnWeights | UnsetType = UNSET
 
 
 def recipe_from_builtins(document: Any, *, where: str, error: type[MoepackError] = UsageError) -> Recipe:
@@ -160,14 +175,26 @@ def recipe_from_builtins(document: Any, *, where: str, error: type[MoepackError]
         where: for messages.
         error: what to raise; ``FormatError`` if the document came from a container.
     """
-    try:
-        recipe: Recipe = msgspec.convert(document, Recipe, strict=True)
-    except msgspec.ValidationError as problem:
-        what, _, path = str(problem).partition(" - at ")
-        raise _in_our_words(what, _key(path), document, where, error) from None
+    recipe = converted(document, Recipe, where=where, error=error)
     for key, what in _contradictions(recipe):
         raise error(what, where=f"{where}: {key}")
     return recipe
+
+
+def converted(document: Any, kind: type[_Kind], *, where: str, error: type[MoepackError] = UsageError) -> _Kind:
+    """Make a struct of plain values, checking types and ranges; ``error`` names the key and what stands there.
+
+    Args:
+        document: dictionaries, lists, strings, numbers.
+        kind: a struct that is strict about its members.
+        where: for messages.
+        error: what to raise.
+    """
+    try:
+        return msgspec.convert(document, kind, strict=True)
+    except msgspec.ValidationError as problem:
+        what, _, path = str(problem).partition(" - at ")
+        raise _in_our_words(what, _key(path), document, where, error) from None
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

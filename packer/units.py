@@ -6,6 +6,7 @@ the checkpoint, the plan and its own name only, never on other units, threads or
 
 from __future__ import annotations
 
+import math
 import threading
 
 import numpy as np
@@ -14,12 +15,15 @@ from formats import dtypes, families
 from formats.checkpoint import Checkpoint
 from formats.errors import Interrupted
 from formats.families import MATRICES, Model
+from formats.layout import Codec
 from formats.source import read_matrix
+from packer.column_weights import column_weights
 from packer.durable import Output, write_at
 from packer.encode import encode_expert
 from packer.encode_trunk import EncodedTensor, encode_tensor
 from packer.journal import RecordDone, TensorDone, UnitDone
 from packer.plan import LayerPlan, Plan, RecordPlan, TensorPlan, Unit
+from packer.row_selection import reader_of_rows
 from packer.system import SYSTEM, System, translated
 
 
@@ -78,6 +82,9 @@ def _pack_record(
     system: System,
 ) -> RecordDone:
     sources = tuple(read_matrix(checkpoint, model, layer.layer, record.source_expert, matrix) for matrix in MATRICES)
+    weights = None
+    if plan.statistics is not None and record.codec == Codec.RVQ:
+        weights = column_weights(plan.statistics, layer.layer, record.source_expert)
     encoded = encode_expert(
         (sources[0], sources[1], sources[2]),
         layer=layer.layer,
@@ -88,9 +95,12 @@ def _pack_record(
         seed=plan.recipe.fitting.seed,
         effort=plan.recipe.fitting.effort,
         bias=plan.recipe.source.mxfp4_bias,
+        weights=weights,
     )
     write_at(output, record.offset, encoded.record, system=system)
-    return RecordDone(record.expert, encoded.digest.hex(), encoded.matrix_errors, encoded.rel_error)
+    return RecordDone(
+        record.expert, encoded.digest.hex(), encoded.matrix_errors, encoded.rel_error, encoded.weighted_error
+    )
 
 
 def _pack_tensor(
@@ -98,9 +108,12 @@ def _pack_tensor(
 ) -> TensorDone:
     dtype = dtypes.by_name(tensor.dtype, where=tensor.name)
 
-    def read(start: int, end: int) -> bytes:
+    def read_all(start: int, end: int) -> bytes:
         _check_stop(stop)
         return checkpoint.read(tensor.name, start, end)
+
+    row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
+    read = read_all if tensor.rows is None else reader_of_rows(read_all, tensor.rows, row_bytes)
 
     def write(offset: int, data: bytes) -> None:
         write_at(output, tensor.offset + offset, data, system=system)

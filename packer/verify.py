@@ -38,6 +38,7 @@ from packer.verify_source import (
 from packer.verify_structure import Rows, readable_rows, structure_problems
 
 LEVELS = ("structure", "hashes", "parity")
+LOGITS = "logits"  # one more level, in packer.verify_logits: it runs the model
 
 Report = Callable[[Progress], None]
 

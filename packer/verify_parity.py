@@ -21,9 +21,12 @@ from formats.layout import LINE, SHARED, Codec, Matrix, RecordHeader, SectionKin
 from formats.manifest import TensorInfo
 from packer import oracle
 from packer.findings import CHUNK_BYTES, Problem, problem_of
+from packer.layout_plan import BY_EXPERT
 from packer.limits import above, expert_limit, tensor_limit
 from packer.oracle import Stored, compare
 from packer.recipe_types import Recipe
+from packer.row_selection import reader_of_rows
+from packer.verify_pruning import kept_sources
 
 # Recorded errors were rounded (to float32 in records, to six digits in the manifest) and summed in another order.
 _RECORD_TOLERANCE = 1e-6
@@ -196,21 +199,34 @@ def error_problems(
 
 
 def compare_tensor(container: Container, source: Source, info: TensorInfo, step: Step) -> Compared:
-    """A trunk tensor with the source tensor of its name, in bounded memory."""
+    """A trunk tensor with the source tensor of its name, in bounded memory.
+
+    Routers of layers that lack experts are compared with the rows of the kept ones (SPEC section 4.4).
+    """
     tensor = source.checkpoint.tensors.get(info.name)
     if tensor is None:
         return Compared((Problem(info.name, "the source has no such tensor"),))
-    if (tensor.dtype, tensor.shape) != (info.dtype, info.shape):
-        there, here = f"{tensor.dtype} {list(tensor.shape)}", f"{info.dtype} {list(info.shape)}"
-        what = f"dtype or shape differs (source {there}, container {here})"
+    rows = _kept_rows(container, info)
+    here = info.shape if rows is None else (_source_experts(container, info), *info.shape[1:])
+    if (tensor.dtype, tensor.shape) != (info.dtype, here) or (rows is not None and info.shape[:1] != (len(rows),)):
+        there = f"{tensor.dtype} {list(tensor.shape)}"
+        kept = "" if rows is None else f", of which {len(rows)} rows are kept"
+        what = f"dtype or shape differs (source {there}{kept}, container {info.dtype} {list(info.shape)})"
         return Compared((Problem(info.name, what),))
+
+    def read_all(start: int, stop: int) -> bytes:
+        return source.checkpoint.read(info.name, start, stop)
+
+    row_bytes = tensor.bytes // tensor.shape[0] if rows is not None else 0
+    read = read_all if rows is None else reader_of_rows(read_all, rows, row_bytes)
+    total = tensor.bytes if rows is None else row_bytes * len(rows)
     try:
         problems = []
-        equal = info.codec == Codec.RAW.label and info.bytes == tensor.bytes
+        equal = info.codec == Codec.RAW.label and info.bytes == total
         hasher = blake3()
-        for start in range(0, tensor.bytes, CHUNK_BYTES):
-            stop = min(start + CHUNK_BYTES, tensor.bytes)
-            piece = source.checkpoint.read(info.name, start, stop)
+        for start in range(0, total, CHUNK_BYTES):
+            stop = min(start + CHUNK_BYTES, total)
+            piece = read(start, stop)
             hasher.update(piece)
             equal = equal and piece == container.tensor_bytes(info, start, stop)
             step(stop - start)
@@ -223,16 +239,30 @@ def compare_tensor(container: Container, source: Source, info: TensorInfo, step:
                 problems.append(Problem(info.name, "stored bytes differ from the source's"))
             error = 0.0 if equal else math.inf
         else:
-            error = _tensor_error(container, source.checkpoint, info)
+            error = _tensor_error(container, read, info)
     except (FormatError, EnvironmentProblem) as problem:
         return Compared((problem_of(problem, info.name),))
     if info.codec != Codec.RAW.label or equal:
         limit = None if source.recipe is None else tensor_limit(source.recipe, info)
         problems += error_problems(info.name, error, info.rel_error, limit, _TENSOR_TOLERANCE)
-    return Compared(tuple(problems), (error,) if math.isfinite(error) else (), int(equal))
+    exact = equal and rows is None  # of a router that lacks rows the container does not hold all bytes
+    return Compared(tuple(problems), (error,) if math.isfinite(error) else (), int(exact))
 
 
-def _tensor_error(container: Container, checkpoint: Checkpoint, info: TensorInfo) -> float:
+def _kept_rows(container: Container, info: TensorInfo) -> tuple[int, ...] | None:
+    """The rows of the source's tensor that the container holds, None for all of them."""
+    if info.role not in BY_EXPERT or info.layer is None:
+        return None
+    layers = {layer.layer: layer for layer in container.manifest.layers if layer.dropped_experts}
+    return kept_sources(layers[info.layer]) if info.layer in layers else None
+
+
+def _source_experts(container: Container, info: TensorInfo) -> int:
+    assert info.layer is not None  # a router of a layer
+    return container.layer(info.layer).source_experts
+
+
+def _tensor_error(container: Container, read: oracle.Read, info: TensorInfo) -> float:
     """The relative error of a group_int tensor; its scales start on the line behind its codes."""
     if info.codec != Codec.GROUP_INT.label or len(info.shape) != 2:
         raise FormatError("only matrices of group_int can be measured", where=info.name, found=info.codec)
@@ -251,9 +281,7 @@ def _tensor_error(container: Container, checkpoint: Checkpoint, info: TensorInfo
     sums = compare(
         rows,
         cols,
-        lambda first, last: oracle.plain_rows(
-            lambda start, stop: checkpoint.read(info.name, start, stop), info.dtype, cols, first, last
-        ),
+        lambda first, last: oracle.plain_rows(read, info.dtype, cols, first, last),
         lambda first, last: oracle.stored_rows(stored, first, last),
     )
     return sums.error

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from formats.spelling import ranges
 from packer.findings import Problem
+
+if TYPE_CHECKING:
+    from packer.logits_parity import LogitsParity
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class VerifyReport:
         problems: findings, in a fixed order; empty means that everything looked at is right.
         left_out: None unless a sample was asked for.
         parity: None below level ``parity``.
+        logits: None below level ``logits``.
     """
 
     level: str
@@ -95,6 +99,7 @@ class VerifyReport:
     problems: tuple[Problem, ...]
     left_out: LeftOut | None = None
     parity: Parity | None = None
+    logits: LogitsParity | None = None
 
     @property
     def ok(self) -> bool:
@@ -112,4 +117,5 @@ class VerifyReport:
             "problems": [problem.to_dict() for problem in self.problems],
             "left_out": None if self.left_out is None else self.left_out.to_dict(),
             **({} if self.parity is None else self.parity.to_dict()),
+            **({} if self.logits is None else {"logits": self.logits.to_dict()}),
         }

@@ -23,6 +23,7 @@ from packer.limits import expert_limit, over_limits, tensor_limit
 from packer.preflight import WORK_DIR
 from packer.recipe import recipe_from_builtins
 from packer.recipe_types import DropRule, Recipe
+from packer.verify_pruning import numbering_problems, pruning_problems
 
 MAX_UNLISTED = 10_000  # entries reported one by one; a folder of millions must not fill the memory
 
@@ -48,12 +49,14 @@ def structure_problems(container: Container, rows: Rows) -> Iterator[Problem]:
     yield from unlisted_files(container.path, manifest)
     yield from _tensor_problems(manifest)
     yield from _coverage_problems(manifest, rows)
+    yield from numbering_problems(manifest, rows)
     try:
         recipe = recipe_from_builtins(manifest.recipe, where="manifest.json: recipe", error=FormatError)
     except FormatError as error:
         yield problem_of(error)
         return
     yield from _recipe_problems(manifest, rows, recipe)
+    yield from pruning_problems(manifest, rows, recipe)
     for item in over_limits(manifest, rows, recipe):
         yield Problem(
             item.where,

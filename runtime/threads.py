@@ -1,15 +1,20 @@
-"""Threads for arithmetic: independent pieces of work, shared between the caller and a few helpers.
+"""Threads for arithmetic and for reading: independent pieces of work, shared between the caller and a few helpers.
 
 A piece writes its own part of a result, so neither how work is cut nor who does it shows in a result's bits.
+
+An interruption (a signal whose handler raises) may hit the main thread anywhere. Waiting is therefore done on
+``SimpleQueue``, which hands over a token or raises and holds no lock meanwhile; a condition of ``threading`` may come
+back without its lock.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 from formats.encoded import EncodedMatrix, multiply
 
 Single = NDArray[np.float32]
+Result = TypeVar("Result")
 
 ROWS_TOGETHER = 64  # rows of a piece are a multiple of it: the block of the codec rvq, and whole cache lines of outputs
 WORTH_SPLITTING = 1 << 20  # multiplications; below about 0.1 ms of them, handing work over costs more than it gains
@@ -33,7 +39,10 @@ class Workers:
         if threads < 1:
             raise ValueError("at least one thread")
         self.threads = threads
-        self._pool = ThreadPoolExecutor(threads - 1, "moepack-worker") if threads > 1 else None
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._helpers: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> Workers:
         return self
@@ -45,15 +54,27 @@ class Workers:
 
     def close(self) -> None:
         """End the helpers, after what they are at. A second call does nothing."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._closed = True
+        self._tasks.put(None)
+        for helper in self._helpers:
+            helper.join()
 
     def submit(self, task: Callable[[], None]) -> bool:
         """Have a helper run ``task``, which must not raise, when one is free; False if there are no helpers."""
-        if self._pool is None:
+        if self.threads == 1 or self._closed:
             return False
-        self._pool.submit(task)
+        with self._lock:
+            while len(self._helpers) < self.threads - 1:
+                helper = threading.Thread(target=self._help, name="moepack-worker", daemon=True)
+                helper.start()
+                self._helpers.append(helper)
+        self._tasks.put(task)
         return True
+
+    def _help(self) -> None:
+        while (task := self._tasks.get()) is not None and not self._closed:
+            task()
+        self._tasks.put(None)  # for the next one
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
         """Run all ``tasks``, in any order, and return when all have ended.
@@ -63,19 +84,17 @@ class Workers:
         Raises:
             BaseException: the first that a task raised; tasks not begun by then are left out, running ones have ended.
         """
-        if self._pool is None or len(tasks) < 2:
+        if self.threads == 1 or len(tasks) < 2:
             for task in tasks:
                 task()
             return
         batch = _Batch(tasks)
-        helpers: list[Future[None]] = []
         try:
             for _ in range(min(self.threads, len(tasks)) - 1):
-                helpers.append(self._pool.submit(batch.work))
-            batch.work()
+                self.submit(batch.help)
+            batch.take_part()
         finally:
-            batch.stop()
-            wait([helper for helper in helpers if not helper.cancel()])
+            batch.end()
         if batch.error is not None:
             raise batch.error
 
@@ -88,51 +107,104 @@ class Workers:
             worth: multiplications in all; a small amount is not cut.
             unit: ranges begin at multiples of it.
         """
-        pieces = PIECES_EACH * self.threads
-        if self._pool is None or worth < WORTH_SPLITTING or total <= unit:
+        if self.threads == 1 or worth < WORTH_SPLITTING or total <= unit:
             work(0, total)
             return
-        step = -(-total // (pieces * unit)) * unit
-        self.run([_Range(work, first, min(first + step, total)) for first in range(0, total, step)])
-
-
-class _Range:
-    """A call of ``work`` for one range."""
-
-    def __init__(self, work: Callable[[int, int], None], first: int, stop: int) -> None:
-        self._work, self._first, self._stop = work, first, stop
-
-    def __call__(self) -> None:
-        self._work(self._first, self._stop)
+        step = -(-total // (PIECES_EACH * self.threads * unit)) * unit
+        self.run([partial(work, first, min(first + step, total)) for first in range(0, total, step)])
 
 
 class _Batch:
-    """Tasks that several threads take one by one."""
+    """Tasks that several threads take one by one.
+
+    Attributes:
+        error: the first one.
+    """
 
     def __init__(self, tasks: Sequence[Callable[[], None]]) -> None:
         self._tasks = tasks
-        self._next = itertools.count()
         self._lock = threading.Lock()
-        self._stopped = False
+        self._next = 0
+        self._helping = 0  # helpers that are at a task
+        self._ended: SimpleQueue[None] = SimpleQueue()
         self.error: BaseException | None = None
 
-    def stop(self) -> None:
-        """No task is begun any more."""
-        self._stopped = True
+    def take_part(self) -> None:
+        """What the caller does: take tasks until there are none."""
+        while (task := self._take(0)) is not None:
+            self._do(task)
 
-    def work(self) -> None:
-        """Take tasks until there are none; keep the first error and stop at it."""
-        while not self._stopped:
+    def help(self) -> None:
+        """What a helper does: the same, and say when it has ended one."""
+        while (task := self._take(1)) is not None:
+            self._do(task)
             with self._lock:
-                number = next(self._next)
-            if number >= len(self._tasks):
-                return
-            try:
-                self._tasks[number]()
-            except BaseException as error:
-                with self._lock:
-                    self.error = self.error or error
-                self._stopped = True
+                self._helping -= 1
+            self._ended.put(None)
+
+    def end(self) -> None:
+        """Let nobody begin on another task, and wait until no helper is at one."""
+        with self._lock:
+            self._next = len(self._tasks)
+        while self._helping:
+            self._ended.get()
+
+    def _take(self, helping: int) -> Callable[[], None] | None:
+        with self._lock:
+            if self._next >= len(self._tasks):
+                return None
+            self._next += 1
+            self._helping += helping
+            return self._tasks[self._next - 1]
+
+    def _do(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except BaseException as error:
+            with self._lock:
+                self.error = self.error or error
+                self._next = len(self._tasks)
+
+
+class Coming(Generic[Result]):
+    """What a job will give, which another thread may be doing."""
+
+    def __init__(self, job: Callable[[], Result]) -> None:
+        self._job = job
+        self._given: Result | None = None
+        self._error: BaseException | None = None
+        self._ended: SimpleQueue[None] = SimpleQueue()
+        self.done = False
+
+    def run(self) -> None:
+        """Do the job."""
+        try:
+            self._given = self._job()
+        except BaseException as error:
+            self._error = error
+        self.done = True
+        self._ended.put(None)
+
+    def wait(self) -> None:
+        """Return when the job has ended."""
+        while not self.done:
+            self._ended.get()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._error is not None
+
+    def result(self) -> Result:
+        """What the job gave, once it has ended.
+
+        Raises:
+            BaseException: what the job raised.
+        """
+        self.wait()
+        if self._error is not None:
+            raise self._error
+        return self._given  # type: ignore[return-value]  # it has ended without an error
 
 
 def multiply_rows(workers: Workers, matrix: EncodedMatrix, inputs: Single) -> Single:

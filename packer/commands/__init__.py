@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 import click
 
+from packer.commands.bench import bench
+from packer.commands.calibrate import calibrate
 from packer.commands.common import EXIT_CODES
+from packer.commands.demo import demo
 from packer.commands.errors import forget_lost_streams, guarded
+from packer.commands.eval import evaluate
 from packer.commands.fetch import fetch
 from packer.commands.inspect import inspect
 from packer.commands.pack import pack
 from packer.commands.plan import plan
+from packer.commands.prune import prune
+from packer.commands.run import run as run_model
 from packer.commands.verify import verify
 from packer.output import make_output, writing_results
 from packer.version import VERSION
@@ -28,13 +34,14 @@ _USAGE = 2
 @click.version_option(VERSION, "--version", prog_name="moepack")
 @click.pass_context
 def moepack(context: click.Context) -> int:
-    """Pack a mixture-of-experts checkpoint into one aligned container, prove it, browse it.
+    """Pack a mixture-of-experts checkpoint into one aligned container, prove it, browse it, run it.
 
     \b
     Example:
       moepack plan checkpoint/
       moepack pack checkpoint/ model.moepack
       moepack verify model.moepack --source checkpoint/
+      moepack run model.moepack "def fibonacci(n):"
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), err=True)
@@ -42,7 +49,7 @@ def moepack(context: click.Context) -> int:
     return 0
 
 
-for _command in (fetch, plan, pack, verify, inspect):
+for _command in (fetch, plan, pack, verify, inspect, evaluate, run_model, bench, calibrate, prune, demo):
     moepack.add_command(_command)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -18,8 +20,18 @@ from packer.fetch.provenance import Provenance, provenance_of
 from packer.inspect_text import bits_text
 from packer.output import Output, human_bytes, human_seconds
 from packer.plan import Plan, make_plan
-from packer.recipe import bundled_recipes, default_recipe, load_recipe, moved_limits, override, plain
+from packer.prune_plan import read_prune_plan
+from packer.recipe import (
+    bundled_recipes,
+    default_recipe,
+    load_recipe,
+    moved_limits,
+    override,
+    plain,
+    with_weighted_limit,
+)
 from packer.selection import parse_selection
+from packer.statistics_file import open_statistics
 
 _PARTIAL = ": a partial container, which leaves out embedding, head, final norm, and vision towers."
 
@@ -33,6 +45,8 @@ class PlanOptions:
     effort: str | None
     layers: str | None
     experts: str | None
+    prune: Path | None
+    stats: Path | None
     repository: str | None
     commit: str | None
 
@@ -55,6 +69,15 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
         ),
         click.option("--layers", metavar="LIST", help=f"Pack these layers only, e.g. 0-5,9{_PARTIAL}"),
         click.option("--experts", metavar="LIST", help=f"Pack these experts of each layer only, e.g. 0-7{_PARTIAL}"),
+        click.option(
+            "--prune", metavar="PLAN", type=typed, help="Keep the experts that this plan names, and drop all others."
+        ),
+        click.option(
+            "--stats",
+            metavar="STATS",
+            type=typed,
+            help="Weigh the columns of experts by what these statistics saw in them.",
+        ),
         click.option("--repository", metavar="NAME", help="Where the source was published; stored as provenance."),
         click.option("--commit", metavar="SHA", help="The source's revision there; stored as provenance."),
         jobs_option("Units of work at a time"),
@@ -75,17 +98,23 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
     effort = [] if options.effort is None else [f"fitting.effort={options.effort}"]
     settings = [*options.settings, *effort]
     changed = override(recipe, settings)
+    statistics = None if options.stats is None else open_statistics(options.stats)
+    limited = changed if statistics is None else with_weighted_limit(changed, settings)
+    if limited != changed:
+        output.note("note: limit of experts: 1, as columns that the statistics weigh little may lose much")
     for note in moved_limits(recipe, changed, settings):
         output.note(f"note: {note}")
     origin = provenance_of(checkpoint, repository=options.repository, commit=options.commit)
     plan = make_plan(
         checkpoint,
         model,
-        changed,
+        limited,
         selection=parse_selection(options.layers, options.experts, model.architecture),
         jobs=jobs,
         repository=origin.repository,
         commit=origin.commit,
+        prune=None if options.prune is None else read_prune_plan(options.prune),
+        statistics=statistics,
     )
     if kernels.selection().name == kernels.NUMPY:
         output.note("note: no compiled kernels are in use; numpy gives the same bytes, up to a hundred times slower")
@@ -102,10 +131,13 @@ def show_plan(output: Output, source: str, plan: Plan) -> None:
     output.line(f"source       {source}, {counted(origin.tensors, 'tensor')}, {human_bytes(origin.bytes)}")
     output.line(f"recipe       {plan.recipe.name}: {plan.recipe.summary or '-'}")
     if plan.layers:
-        codec = plan.layers[0].records[0].codec.label
-        record = "-" if plan.expert_record_bytes is None else human_bytes(plan.expert_record_bytes)
-        bits = bits_text(plan.bits_per_weight, plain(plan.recipe), [codec])
-        output.line(f"experts      {plan.experts} in {counted(len(plan.layers), 'layer')} as {codec}")
+        codecs = Counter(record.codec.label for layer in plan.layers for record in layer.records)
+        most = human_bytes(max(record.bytes for layer in plan.layers for record in layer.records))
+        record = most if plan.expert_record_bytes is not None else f"up to {most}"
+        bits = bits_text(plan.bits_per_weight, plain(plan.recipe), codecs)
+        spelled_codecs = ", ".join(f"{codec} ({count})" for codec, count in sorted(codecs.items()))
+        how = next(iter(codecs)) if len(codecs) == 1 else spelled_codecs
+        output.line(f"experts      {plan.experts} in {counted(len(plan.layers), 'layer')} as {how}")
         output.line(f"record       {record}, {bits}")
     else:
         output.line("experts      no experts in this selection")

@@ -6,30 +6,46 @@ from pathlib import Path
 
 import click
 
-from formats.spelling import counted, spelled
+from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, container_directory, jobs_option, source_directory, typed
-from runtime.machine import processors
-from packer.output import Output, human_number
+from packer.commands.model import texts_of, token_options
+from packer.commands.signals import interrupted_by_term
+from packer.output import Output
 from packer.progress import ProgressLine
-from packer.verify import LEVELS
+from packer.size import parse_size
+from packer.token_input import TokenInput
+from packer.verify import LEVELS, LOGITS
 from packer.verify import verify as verify_container
-from packer.verify_report import LeftOut, VerifyReport
-
-SHOWN_PROBLEMS = 10
-SHOWN_LEFT_OUT = 100  # characters of a list of experts
+from packer.verify_report import VerifyReport
+from packer.verify_text import show_report
+from runtime.machine import processors
 
 
 @click.command(epilog=EXIT_CODES, short_help="Prove that a container is whole and undamaged.")
 @click.argument("container", type=typed)
-@click.option("--source", metavar="DIR", type=typed, help="The checkpoint directory, for level parity.")
-@click.option("--level", type=click.Choice(LEVELS), help="By default hashes, and parity if a source is given.")
+@click.option("--source", metavar="DIR", type=typed, help="The checkpoint directory, for levels parity and logits.")
+@click.option(
+    "--level", type=click.Choice((*LEVELS, LOGITS)), help="By default hashes, and parity if a source is given."
+)
 @click.option(
     "--sample", type=float, metavar="P", help="Look at this share of the records only, above 0 and at most 1."
 )
+@click.option("--max-kl", type=float, metavar="X", help="At level logits: the most mean KL divergence, in nats.")
+@click.option("--budget", metavar="SIZE", help="At level logits: ceiling of all memory for both models, e.g. 8GiB.")
+@token_options
 @jobs_option("Threads")
 @common_options
 def verify(
-    output: Output, *, container: Path, source: Path | None, level: str | None, sample: float | None, jobs: int | None
+    output: Output,
+    *,
+    container: Path,
+    source: Path | None,
+    level: str | None,
+    sample: float | None,
+    max_kl: float | None,
+    budget: str | None,
+    tokens: TokenInput,
+    jobs: int | None,
 ) -> int:
     """Prove that CONTAINER is whole, undamaged and, given its source, what the source says.
 
@@ -38,6 +54,7 @@ def verify(
       structure  files, headers, padding, counts, error limits
       hashes     every byte against its digest
       parity     every source tensor against the container
+      logits     both models on the same tokens: KL divergence, agreement, perplexity, differences by layer
 
     Damage that can be listed is a failed check: exit code 1, and each problem is named. Exit code 3 means that nothing
     could be checked: the container is too damaged to be opened, or the source is no sound checkpoint.
@@ -47,57 +64,69 @@ def verify(
       moepack verify model.moepack
       moepack verify model.moepack --source checkpoint/
       moepack verify model.moepack --level structure --json
+      moepack verify model.moepack --level logits --source checkpoint/ --text novel.txt --max-kl 0.05
     """
-    level = level or ("parity" if source is not None else "hashes")
-    if source is not None:
-        source = source_directory(source)
-        if level != "parity":
-            output.note(f"the source is not used at level {level}")
-    with ProgressLine(output, "verify") as progress:
-        report = verify_container(
-            container_directory(container),
-            level=level,
-            source=source if level == "parity" else None,
-            sample=sample,
-            jobs=jobs or processors(),
-            progress=progress,
-        )
+    wanted = tokens.given or max_kl is not None
+    level = level or (LOGITS if wanted else "parity" if source is not None else "hashes")
+    container = container_directory(container)
+    unused = {"the source": source is not None and level not in ("parity", LOGITS)}
+    unused |= {"--budget": budget is not None and level != LOGITS, "what is asked about logits": wanted}
+    for what in [name for name, given in unused.items() if given and level != LOGITS]:
+        output.note(f"{what} is not used at level {level}")
+    source = None if source is None else source_directory(source)
+    if level == LOGITS:
+        report = _logits(output, container, source, tokens, max_kl, budget, sample, jobs or processors())
+    else:
+        with ProgressLine(output, "verify") as progress:
+            report = verify_container(
+                container,
+                level=level,
+                source=source if level == "parity" else None,
+                sample=sample,
+                jobs=jobs or processors(),
+                progress=progress,
+            )
     if output.json:
         output.result(report.to_dict())
     else:
-        _print(output, report)
+        show_report(output, report)
     return 0 if report.ok else 1
 
 
-def _print(output: Output, report: VerifyReport) -> None:
-    output.line(f"container  {report.container_id}")
-    records, tensors = counted(report.records_checked, "expert record"), counted(report.tensors_checked, "trunk tensor")
-    output.line(f"level      {report.level}: {records}, {tensors}")
-    if report.parity is not None:
-        for name, errors in (("experts", report.parity.experts), ("trunk", report.parity.trunk)):
-            if errors.mean is not None:
-                mean, most = human_number(errors.mean, 4), human_number(errors.max, 4)
-                output.line(f"{name:<10} relative error mean {mean}, max {most}")
-        tensors = counted(report.parity.source_tensors, "tensor")
-        output.line(
-            f"source     {tensors}, {report.parity.exact_tensors} of them bit for bit,"
-            f" {report.parity.unaccounted} unaccounted for"
+def _logits(
+    output: Output,
+    container: Path,
+    source: Path | None,
+    tokens: TokenInput,
+    max_kl: float | None,
+    budget: str | None,
+    sample: float | None,
+    jobs: int,
+) -> VerifyReport:
+    from packer.verify_logits import verify_logits
+    from runtime.opening import Options
+
+    if source is None:
+        raise UsageError("level logits compares with a source, and none is given", hint="add --source SOURCE")
+    size = None if budget is None else parse_size(budget, where="--budget")
+    texts, _ = texts_of(container, tokens)
+    options = Options(budget=size, context=max(map(len, texts)), threads=jobs)
+    with (
+        interrupted_by_term(),
+        ProgressLine(output, "verify") as progress,
+        ProgressLine(output, "logits", spell=str) as token_progress,
+    ):
+        report = verify_logits(
+            container,
+            source,
+            texts,
+            options,
+            max_kl=max_kl,
+            sample=sample,
+            jobs=jobs,
+            progress=progress,
+            token_progress=token_progress,
         )
-    for problem in report.problems[:SHOWN_PROBLEMS]:
-        output.line(f"problem    {problem.where}: {problem.what}")
-    if len(report.problems) > SHOWN_PROBLEMS:
-        output.line(f"           and {len(report.problems) - SHOWN_PROBLEMS} more; --json lists all")
-    if report.left_out is not None:
-        output.line(f"left out   {_left_out(report.left_out, report.records_checked)}")
-    output.line("ok" if report.ok else f"failed: {counted(len(report.problems), 'problem')}")
-
-
-def _left_out(left_out: LeftOut, checked: int) -> str:
-    which = "; ".join(f"layer {layer} experts {spelled(experts)}" for layer, experts in left_out.experts)
-    if len(which) > SHOWN_LEFT_OUT:
-        which = which[:SHOWN_LEFT_OUT].rpartition(",")[0] + ", ... (--json lists all)"
-    text = f"{left_out.records} of {counted(left_out.records + checked, 'expert record')}"
-    text += f": {which}" if which else ""
-    if left_out.shard_digests:
-        text += f"; digests of {counted(left_out.shard_digests, 'source shard')}"
-    return text
+    if report.logits is None:
+        output.note("logits were not compared: what was found before would explain them")
+    return report

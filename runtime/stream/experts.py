@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -58,7 +59,7 @@ class _Call:
 
     Attributes:
         work: what to do with each expert.
-        news: for the asking thread: something became ready, ended or failed.
+        news: for the asking thread: a token whenever something became ready, ended or failed.
         pinned: the entries that are still to be worked on, by key.
         ready: those of them that are in their slot and nobody works on.
         helpers: helpers that were asked to take part and have not found everything taken yet.
@@ -68,13 +69,13 @@ class _Call:
     """
 
     work: Callable[[Expert], None]
-    news: threading.Condition
     pinned: dict[int, Entry] = field(default_factory=dict)
     ready: deque[Entry] = field(default_factory=deque)
     helpers: int = 0
     busy: int = 0
     stopped: bool = False
     error: BaseException | None = None
+    news: SimpleQueue[None] = field(default_factory=SimpleQueue)
 
 
 class ExpertStream:
@@ -155,7 +156,7 @@ class ExpertStream:
         keys = [self._key(layer, expert) for expert in chosen]
         if len(set(keys)) != len(keys):
             raise ValueError("an expert is chosen twice")
-        call = _Call(work, threading.Condition(self._lock))
+        call = _Call(work)
         try:
             self._begin(call, layer, chosen, keys)
             if meanwhile is not None:
@@ -223,14 +224,15 @@ class ExpertStream:
 
     def _forget_expected(self, layer: int) -> None:
         """The layer has come, or is expected otherwise: what was expected and still is in no slot need not be read."""
-        for entry in self._expected.pop(layer, ()):
-            if not entry.expected:
-                continue  # it was asked for
+        for entry in self._expected.get(layer, ()):
+            if not entry.expected or not self._table.holds(entry):
+                continue  # it was asked for, or had to leave
             entry.expected = False
             if entry.state is State.WAITING:
                 self._table.drop(entry)
             else:
                 self._table.settle(entry)
+        self._expected.pop(layer, None)
 
     def _hire(self, call: _Call) -> None:
         """Ask helpers to take part, at most one for each expert that is ready."""
@@ -253,19 +255,18 @@ class ExpertStream:
         """What the asking thread does: the same, and wait for the rest."""
         while True:
             with self._lock:
-                while not call.ready and call.pinned and call.error is None:
-                    self._wait(call)
                 if call.error is not None or not call.pinned:
                     return
-                entry = call.ready.popleft()
-            self._work_on(call, entry, busy=0)
-
-    def _wait(self, call: _Call) -> None:
-        """Wait for news; it is a stall if nobody works meanwhile."""
-        idle, began = call.busy == 0, time.perf_counter()
-        call.news.wait()
-        if idle:
-            self._counters.stall_seconds += time.perf_counter() - began
+                entry = call.ready.popleft() if call.ready else None
+                idle = call.busy == 0
+            if entry is not None:
+                self._work_on(call, entry, busy=0)
+                continue
+            began = time.perf_counter()
+            call.news.get()
+            if idle:  # nobody worked meanwhile
+                with self._lock:
+                    self._counters.stall_seconds += time.perf_counter() - began
 
     def _work_on(self, call: _Call, entry: Entry, *, busy: int) -> None:
         """Do the work on one expert and let go of it."""
@@ -279,13 +280,12 @@ class ExpertStream:
         seconds = time.perf_counter() - began
         with self._lock:
             call.busy -= busy
-            call.pinned.pop(entry.key, None)
             self._unpin(entry)
+            call.pinned.pop(entry.key, None)
             self._counters.compute_seconds += seconds
             if error is not None:
                 self._fail(call, error)
-            if call.error is not None or not call.pinned or call.stopped:
-                call.news.notify()
+        call.news.put(None)
 
     def _unpin(self, entry: Entry) -> None:
         """Nobody needs an entry where it is any more: its slot may go to one that waits."""
@@ -298,16 +298,17 @@ class ExpertStream:
         """Stop a call; the first error counts."""
         call.error = call.error or error
         call.stopped = True
-        call.news.notify()
+        call.news.put(None)
 
     def _end(self, call: _Call) -> None:
         """Wait for running work, and let go of whatever was not worked on."""
         with self._lock:
             call.stopped = True
-            try:
-                while call.busy:
-                    call.news.wait()
-            finally:
+        try:
+            while call.busy:
+                call.news.get()
+        finally:
+            with self._lock:
                 self._call = None
                 for entry in call.pinned.values():
                     if self._table.holds(entry) and entry.state is State.WAITING:
@@ -372,7 +373,7 @@ class ExpertStream:
             self._table.settle(entry)
             if call is not None:
                 call.ready.append(entry)
-                call.news.notify()
+                call.news.put(None)
                 self._hire(call)
             elif self._demand or self._ahead:
                 self._wanted.notify()

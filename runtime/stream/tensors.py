@@ -14,7 +14,7 @@ from formats import codecs
 from formats.encoded import EncodedMatrix, trunk_matrix
 from formats.errors import IntegrityError
 from formats.families.kimi import check_decay
-from formats.layout import PAGE, Codec, align
+from formats.layout import LINE, PAGE, Codec, align
 from formats.trunk import tensor_codec
 from runtime.store import Tensors
 from runtime.stream.memory import Area
@@ -142,6 +142,9 @@ class RowReader:
         layout = row_layout(self._placed, count)
         (codes, *others), (_, *places) = self._sections, layout
         at = self._read(codes.offset + first * codes.row_bytes, count * codes.row_bytes, self._area)
+        if at % LINE:  # a row may start anywhere, but numbers must stand where a processor can load them
+            start, at = at, at // LINE * LINE
+            self._area.view[at : at + layout[0].bytes] = bytes(self._area.view[start : start + layout[0].bytes])
         for part, place, area in zip(others, places, self._side, strict=True):
             start = self._read(part.offset + first * part.row_bytes, place.bytes, area)
             target = at + place.offset

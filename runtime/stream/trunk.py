@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from formats.encoded import EncodedMatrix, decode_rows
-from formats.layout import PAGE, align
+from formats.layout import LINE, PAGE, align
 from runtime.store import Tensors
 from runtime.stream.memory import Area
 from runtime.stream.segments import Placed, Segment, Segments
@@ -29,7 +30,7 @@ from runtime.stream.tensors import (
     vector,
     vector_bytes,
 )
-from runtime.threads import Workers, multiply_rows
+from runtime.threads import Coming, Workers, multiply_rows
 
 __all__ = ["ResidentTrunk", "StreamedTrunk", "TrunkSource", "resident_bytes", "streamed_bytes"]
 
@@ -95,17 +96,15 @@ def _load_all(source: TrunkSource) -> list[Tensors]:
 
     segments = list(source.segments)
     areas = [Area(segment.bytes) for segment in segments]
+    reads = [Coming(partial(read, segment, area)) for segment, area in zip(segments, areas, strict=True)]
     loaded = []
-    with ThreadPoolExecutor(1, "moepack-trunk") as pool:
-        reading = pool.submit(read, segments[0], areas[0])
-        try:
-            for number, segment in enumerate(segments):
-                reading.result()
-                if number + 1 < len(segments):
-                    reading = pool.submit(read, segments[number + 1], areas[number + 1])
-                loaded.append(segment_tensors(source, segment, areas[number].view, check=source.check))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with closing(Workers(2)) as reader:
+        reader.submit(reads[0].run)
+        for number, segment in enumerate(segments):
+            reads[number].result()
+            if number + 1 < len(segments):
+                reader.submit(reads[number + 1].run)
+            loaded.append(segment_tensors(source, segment, areas[number].view, check=source.check))
     return loaded
 
 
@@ -114,7 +113,7 @@ class _Held:
     """What a buffer holds, or is about to."""
 
     layer: int
-    tensors: Future[Tensors]
+    tensors: Coming[Tensors]
 
 
 class StreamedTrunk:
@@ -152,12 +151,11 @@ class StreamedTrunk:
         self._buffers = tuple(Area(_largest(segments)) for _ in range(2))
         self._held: list[_Held | None] = [None, None]
         self._now = 0  # the buffer whose tensors were handed out last
-        self._pool = ThreadPoolExecutor(1, "moepack-trunk") if read_ahead else None
+        self._reader = Workers(2 if read_ahead else 1)
 
     def close(self) -> None:
         """End the reading thread, after what it is at. A second call does nothing."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
 
     def statistics(self) -> TrunkStatistics:
         """What was read for use so far, and waited for."""
@@ -188,7 +186,7 @@ class StreamedTrunk:
             self._held[place] = None  # what is in the buffer is of no use
             raise
         following = (layer + 1) % len(self._layers)
-        if self._pool is not None and self._place_of(following) is None:
+        if self._reads_ahead and self._place_of(following) is None:
             self._begin(1 - place, following)
         return tensors
 
@@ -196,7 +194,7 @@ class StreamedTrunk:
         """The tensors of a layer with a router, if they have been read."""
         place = self._place_of(layer)
         held = None if place is None else self._held[place]
-        if held is None or not self._has_router[layer] or not held.tensors.done() or held.tensors.exception():
+        if held is None or not self._has_router[layer] or not held.tensors.done or held.tensors.failed:
             return None
         return held.tensors.result()
 
@@ -210,7 +208,7 @@ class StreamedTrunk:
         starts = list(range(0, total, rows))
         out = np.empty((inputs.shape[0], total), np.float32)
 
-        def begin(number: int) -> Future[EncodedMatrix]:
+        def begin(number: int) -> Coming[EncodedMatrix]:
             first = starts[number]
             return self._soon(lambda: self._pieces[number % 2].read(first, min(rows, total - first)))
 
@@ -218,10 +216,10 @@ class StreamedTrunk:
         for number, first in enumerate(starts):
             piece = self._result(coming)
             more = number + 1 < len(starts)
-            if more and self._pool is not None:
+            if more and self._reads_ahead:
                 coming = begin(number + 1)
             out[:, first : first + piece.rows] = multiply_rows(self._workers, piece, inputs)
-            if more and self._pool is None:
+            if more and not self._reads_ahead:
                 coming = begin(number + 1)
         self._bytes += self._head.info.bytes
         return out
@@ -234,7 +232,7 @@ class StreamedTrunk:
         """Read a layer into a buffer, once whatever was to be read into it has been."""
         former = self._held[place]
         if former is not None:
-            wait([former.tensors])
+            former.tensors.wait()
         self._held[place] = _Held(layer, self._soon(lambda: self._load(layer, self._buffers[place])))
         self._bytes += self._layers[layer].bytes
 
@@ -247,18 +245,18 @@ class StreamedTrunk:
         self._proved.add(layer)
         return tensors
 
-    def _soon(self, job: Callable[[], Result]) -> Future[Result]:
-        """The result of a job on the reading thread, or of doing it at once if there is none."""
-        if self._pool is not None:
-            return self._pool.submit(job)
-        done: Future[Result] = Future()
-        try:
-            done.set_result(job())
-        except BaseException as error:
-            done.set_exception(error)
-        return done
+    @property
+    def _reads_ahead(self) -> bool:
+        return self._reader.threads > 1
 
-    def _result(self, coming: Future[Result]) -> Result:
+    def _soon(self, job: Callable[[], Result]) -> Coming[Result]:
+        """The result of a job on the reading thread, or of doing it at once if there is none."""
+        coming = Coming(job)
+        if not self._reader.submit(coming.run):
+            coming.run()
+        return coming
+
+    def _result(self, coming: Coming[Result]) -> Result:
         began = time.perf_counter()
         try:
             return coming.result()
@@ -267,9 +265,10 @@ class StreamedTrunk:
 
 
 def piece_rows(head: Placed) -> int:
-    """Rows of a piece of the head."""
+    """Rows of a piece of the head; where there are many, a number that lets every piece start on a line."""
     rows = head.info.shape[0]
-    return max(1, min(rows, PIECE_BYTES * rows // max(1, head.info.bytes)))
+    fitting = PIECE_BYTES * rows // max(1, head.info.bytes)
+    return min(rows, fitting // LINE * LINE or max(1, fitting))
 
 
 def _largest(segments: Segments) -> int:

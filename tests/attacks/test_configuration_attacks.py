@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,27 +11,13 @@ import pytest
 
 from formats.checkpoint import open_checkpoint
 from formats.families import bind
+from tests.attacks.alter import configured
 from tests.support.checkpoints import K3, LINEAR, CheckpointSpec, make_tensors, write_checkpoint
-from tests.support.shards import Tensor, write_json, write_shards
+from tests.support.shards import Tensor, write_shards
 from tests.support.spoil import TEXT, verdict
 
 LINEAR_ATTENTION = "text_config.linear_attn_config"
 WEIGHTS = "text_config.quantization_config.config_groups.group_0.weights"
-
-
-def configure(directory: Path, place: str, **members: Any) -> None:
-    """Set members of one object of the configuration; ``...`` removes one. ``place`` is that of K3."""
-    path = directory / "config.json"
-    config = json.loads(path.read_text())
-    inner = config
-    for step in place.split("."):
-        inner = inner[step] if step != "text_config" else inner.get(step, inner)
-    for name, value in members.items():
-        if value is ...:
-            inner.pop(name, None)
-        else:
-            inner[name] = value
-    write_json(path, config)
 
 
 # --- SRC-15: tensors of a part that the configuration does not have -----------------------------------------------
@@ -64,7 +49,7 @@ SWITCHED_OFF: dict[str, tuple[str, dict[str, Any], str]] = {
 def test_src_15_a_part_is_switched_off(case: str, need_headers: bool, tmp_path: Path) -> None:
     place, members, name = SWITCHED_OFF[case]
     write_checkpoint(tmp_path, K3)
-    configure(tmp_path, place, **members)
+    configured(place, **members)(tmp_path)
     if not need_headers:
         for shard in tmp_path.glob("*.safetensors"):
             shard.unlink()
@@ -161,7 +146,7 @@ REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
 def test_src_15_what_a_runtime_could_not_follow(place: str, member: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, replace(K3, assets=False))
     for value in REFUSED[place][member]:
-        configure(tmp_path, place, **{member: value})
+        configured(place, **{member: value})(tmp_path)
         found = verdict(tmp_path)
         assert found.startswith("config.json"), found
         assert member in found or re.search("more experts a token", found), found
@@ -169,7 +154,7 @@ def test_src_15_what_a_runtime_could_not_follow(place: str, member: str, tmp_pat
 
 def test_situ_needs_its_beta(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, K3)
-    configure(tmp_path, "text_config", activation_situ_beta=None)
+    configured("text_config", activation_situ_beta=None)(tmp_path)
     assert "activation_situ_beta is absent, yet hidden_act is situ" in verdict(tmp_path)
 
 
@@ -190,7 +175,7 @@ TAKEN: tuple[tuple[str, dict[str, Any]], ...] = (
 @pytest.mark.parametrize(("place", "members"), TAKEN)
 def test_what_a_runtime_can_follow_is_taken(place: str, members: dict[str, Any], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, replace(K3, assets=False))
-    configure(tmp_path, place, **members)
+    configured(place, **members)(tmp_path)
     bind(open_checkpoint(tmp_path))
 
 
@@ -213,7 +198,7 @@ def test_what_a_runtime_can_follow_is_taken(place: str, members: dict[str, Any],
 def test_dty_05_the_configuration_says_another_format(member: str, values: tuple[Any, ...], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, replace(K3, assets=False))
     for value in values:
-        configure(tmp_path, WEIGHTS, **{member: value})
+        configured(WEIGHTS, **{member: value})(tmp_path)
         found = verdict(tmp_path)
         assert found.startswith("config.json: quantization_config") or "group_0: weights" in found, found
         assert member in found, found
@@ -224,5 +209,5 @@ def test_dty_05_the_configuration_says_another_format(member: str, values: tuple
 )
 def test_dty_05_what_may_be_absent(members: dict[str, Any], tmp_path: Path) -> None:
     write_checkpoint(tmp_path, replace(K3, assets=False))
-    configure(tmp_path, WEIGHTS, **members)
+    configured(WEIGHTS, **members)(tmp_path)
     bind(open_checkpoint(tmp_path))

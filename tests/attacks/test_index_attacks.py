@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.attacks.alter import exchange, write_field
 from tests.support.containers import Forge
 from tests.support.verdicts import CLOSED, LISTED, Attack, Case, flip, patch, resize, run_case
 
@@ -24,25 +25,13 @@ def header(at: int, form: str, value: Any) -> Attack:
 def row(at: int, form: str, value: Any) -> Attack:
     """Write a field of the row of layer 2 expert 1; a function gets the old value."""
 
-    def attack(forge: Forge) -> None:
-        place = forge.row_at(2, 1) + at
-        (old,) = struct.unpack_from(form, forge.index, place)
-        new = value(old) if callable(value) else value
-        assert new != old
-        struct.pack_into(form, forge.index, place, new)
-
-    return attack
+    return lambda forge: write_field(forge.index, forge.row_at(2, 1) + at, form, value)
 
 
 def exchanged(first: tuple[int, int], second: tuple[int, int]) -> Attack:
     """Two rows in each other's place."""
 
-    def attack(forge: Forge) -> None:
-        one, two = forge.row_at(*first), forge.row_at(*second)
-        rows = bytes(forge.index[one : one + 128]), bytes(forge.index[two : two + 128])
-        forge.index[one : one + 128], forge.index[two : two + 128] = rows[1], rows[0]
-
-    return attack
+    return lambda forge: exchange(forge.index, forge.row_at(*first), forge.row_at(*second), 128)
 
 
 def closed(message: str, attack: Attack) -> Case:

@@ -22,6 +22,7 @@ from formats.errors import EnvironmentProblem
 from packer.commands import run
 from packer.preflight import JOURNAL_NAME, WORK_DIR
 from packer.system import SYSTEM
+from tests.attacks.alter import folder, gone, link, pipe, set_members
 from tests.support.packs import Ground, prepare
 
 JOURNAL = f"{WORK_DIR}/{JOURNAL_NAME}"
@@ -94,11 +95,7 @@ def first(kind: str, **members: Any) -> Attack:
 
     def change(found: Entries) -> None:
         entry = next(item for item in found if item["kind"] == kind and (kind != "unit" or item["records"]))
-        for name, value in members.items():
-            if value is ...:
-                del entry[name]
-            else:
-                entry[name] = value(entry[name]) if callable(value) else value
+        set_members(entry, members)
 
     return entries(change)
 
@@ -128,21 +125,6 @@ def flipped(number: int, at: int) -> Callable[[bytes], bytes]:
         return b"".join(lines)
 
     return change
-
-
-def linked(out: Path) -> None:
-    (out / JOURNAL).rename(out.parent / "elsewhere.jsonl")
-    (out / JOURNAL).symlink_to(out.parent / "elsewhere.jsonl")
-
-
-def piped(out: Path) -> None:
-    (out / JOURNAL).unlink()
-    os.mkfifo(out / JOURNAL)
-
-
-def foldered(out: Path) -> None:
-    (out / JOURNAL).unlink()
-    (out / JOURNAL).mkdir()
 
 
 def endless(out: Path) -> None:
@@ -175,18 +157,10 @@ def tensor_lied(out: Path) -> None:
     entries(change)(out)
 
 
-def without_journal(out: Path) -> None:
-    (out / JOURNAL).unlink()
-
-
 def bank_changed(out: Path) -> None:
     data = bytearray((out / "experts/layer-00001.bank").read_bytes())
     data[5000] ^= 1
     (out / "experts/layer-00001.bank").write_bytes(data)
-
-
-def bank_lost(out: Path) -> None:
-    (out / "experts/layer-00001.bank").unlink()
 
 
 def temporary_shorter(out: Path) -> None:
@@ -228,11 +202,11 @@ CASES: dict[str, Case] = {
     ),
     "carriage returns": Case(CLOSED, "journal", raw(lambda text: text.replace(b"\n", b"\r\n"))),
     "another program's log": Case(CLOSED, "journal.jsonl", raw(lambda text: b'{"level":"info"}\n{"level":"info"}\n')),
-    "a link": Case(ENVIRONMENT, "journal.jsonl", linked),
-    "a pipe": Case(CLOSED, "journal is not a regular file", piped),
-    "a folder": Case(CLOSED, "journal is not a regular file", foldered),
+    "a link": Case(ENVIRONMENT, "journal.jsonl", link(JOURNAL, "../../aside")),
+    "a pipe": Case(CLOSED, "journal is not a regular file", pipe(JOURNAL)),
+    "a folder": Case(CLOSED, "journal is not a regular file", folder(JOURNAL)),
     "64 GiB of holes": Case(CLOSED, "journal is too long .*found 68719476736", endless),
-    "gone": Case(USAGE, "file is in the way, and the journal does not know it", without_journal),
+    "gone": Case(USAGE, "file is in the way, and the journal does not know it", gone(JOURNAL)),
     # the identity
     "wrt-10 another recipe": Case(USAGE, "recipe.name was .*mine", identity("recipe", "name", value="mine")),
     "wrt-10 another version": Case(USAGE, "settings differ", identity("tool", value="9.9.9")),
@@ -282,7 +256,7 @@ CASES: dict[str, Case] = {
     ),
     "bank of another length": Case(CLOSED, "file of another length", first("done", bytes=4096)),
     # what stands on the disk
-    "wrt-11 bank lost": Case(CONTINUED, "continued", bank_lost),
+    "wrt-11 bank lost": Case(CONTINUED, "continued", gone("experts/layer-00001.bank")),
     "bank changed on the disk": Case(CONTINUED, "continued", bank_changed),
     "bank with the digest of a lie": Case(CONTINUED, "", first("done", blake3=DIGEST)),
     "temporary cut": Case(CONTINUED, "continued", temporary_shorter),

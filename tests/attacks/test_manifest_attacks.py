@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.attacks.alter import folder, gone, link, pipe
 from tests.support.containers import Forge, build_container, seal
 from tests.support.verdicts import CLOSED, LISTED, Attack, Case, FileAttack, flip, patch, put, resize, run_case
 
@@ -49,27 +49,8 @@ def of_another_container(path: Path) -> None:
     (path / NAME).write_bytes((forge.save() / NAME).read_bytes())
 
 
-def a_pipe(path: Path) -> None:
-    (path / NAME).unlink()
-    os.mkfifo(path / NAME)
-
-
-def a_folder(path: Path) -> None:
-    (path / NAME).unlink()
-    (path / NAME).mkdir()
-
-
-def without(path: Path) -> None:
-    (path / NAME).unlink()
-
-
 def unfinished(path: Path) -> None:
     (path / NAME).rename(path / "manifest.json.part")
-
-
-def links_out(path: Path) -> None:
-    (path / NAME).rename(path.parent / "elsewhere.json")
-    (path / NAME).symlink_to("../elsewhere.json")
 
 
 def first_tensor_twice(forge: Forge) -> None:
@@ -89,7 +70,7 @@ def record_moved_to_another_layer(forge: Forge) -> None:
 
 CASES: dict[str, Case] = {
     # not a manifest at all
-    "man-01 absent": damaged("not a finished container: it has no manifest", without),
+    "man-01 absent": damaged("not a finished container: it has no manifest", gone(NAME)),
     "man-01 unfinished": damaged("same pack command is given again", unfinished),
     "man-01 empty": damaged("manifest.json", resize(NAME, lambda length: 0)),
     "man-01 half": damaged("manifest.json", resize(NAME, lambda length: length // 2)),
@@ -97,9 +78,9 @@ CASES: dict[str, Case] = {
     "man-01 one byte more": damaged("manifest.json", resize(NAME, lambda length: length + 1)),
     "man-01 zeros": damaged("manifest.json", lambda path: (path / NAME).write_bytes(bytes(5000))),
     "man-01 a page of HTML": damaged("manifest.json", lambda path: (path / NAME).write_bytes(b"<html>" * 200)),
-    "man a pipe": damaged("manifest.json.*regular file", a_pipe),
-    "man a folder": damaged("manifest.json.*regular file", a_folder),
-    "man-02 a link that leaves": damaged("manifest.json.*without links", links_out),
+    "man a pipe": damaged("manifest.json.*regular file", pipe(NAME)),
+    "man a folder": damaged("manifest.json.*regular file", folder(NAME)),
+    "man-02 a link that leaves": damaged("manifest.json.*without links", link(NAME, "../aside")),
     "man too long": damaged("manifest is too long.*found 68719476736", resize(NAME, lambda length: 1 << 36)),
     "man bit flipped in the middle": damaged("changed after it was sealed|manifest.json", flip(NAME, 2000)),
     "man bit flipped in the seal": damaged("changed after it was sealed", flip(NAME, -20)),

@@ -18,6 +18,7 @@ from blake3 import blake3
 from formats.container import open_container
 from formats.errors import FormatError
 from formats.layout import Matrix, SectionKind
+from tests.attacks.alter import exchange, write_field
 from tests.support.containers import MXFP4, Forge, Layer, Spec, all_codecs, build_container
 from tests.support.verdicts import CLOSED, LISTED, Attack, Case, FileAttack, flip, resize, run_case
 
@@ -36,14 +37,7 @@ MXFP4_SPEC = dataclasses.replace(
 def field(at: int, form: str, value: Any) -> Attack:
     """Write a field of layer 2 expert 1, which is rvq; a function gets the old value."""
 
-    def attack(forge: Forge) -> None:
-        place = forge.row(2, 1).offset + at
-        (old,) = struct.unpack_from(form, forge.banks[2], place)
-        new = value(old) if callable(value) else value
-        assert new != old
-        struct.pack_into(form, forge.banks[2], place, new)
-
-    return attack
+    return lambda forge: write_field(forge.banks[2], forge.row(2, 1).offset + at, form, value)
 
 
 def listed(message: str, attack: Attack, **options: Any) -> Case:
@@ -58,9 +52,7 @@ def exchanged(forge: Forge) -> None:
     """Records 1 and 3 of layer 2, of one codec and length, in each other's place, digests and all."""
     one, two = forge.row(2, 1), forge.row(2, 3)
     assert one.bytes == two.bytes
-    bank = forge.banks[2]
-    first, second = bytes(bank[one.offset :][: one.bytes]), bytes(bank[two.offset :][: two.bytes])
-    bank[one.offset : one.offset + one.bytes], bank[two.offset : two.offset + two.bytes] = second, first
+    exchange(forge.banks[2], one.offset, two.offset, one.bytes)
 
 
 def of_another_layer(forge: Forge) -> None:
@@ -92,7 +84,7 @@ def sections(change: Callable[[bytearray, Forge], None]) -> Attack:
 
 def swap_entries(table: bytearray, forge: Forge) -> None:
     """The entries of gate.scales and gate.codes exchanged."""
-    table[64:128], table[128:192] = bytes(table[128:192]), bytes(table[64:128])
+    exchange(table, 64, 128, 64)
 
 
 def overlap(table: bytearray, forge: Forge) -> None:

@@ -15,38 +15,22 @@ import pytest
 from formats.checkpoint import open_checkpoint
 from formats.errors import MoepackError
 from formats.families import bind
+from tests.attacks.alter import check_refused, configured, document
 from tests.support.checkpoints import K3, LINEAR, CheckpointSpec, make_tensors, write_checkpoint
 from tests.support.shards import INDEX_NAME, Tensor, write_json, write_shards
 from tests.support.spoil import SHARD, TEXT, Attack, file, verdict
 
 
 def text_config(**members: Any) -> Attack:
-    """Set members of the text configuration; ``...`` removes one."""
-
-    def attack(directory: Path) -> None:
-        config = json.loads((directory / "config.json").read_text())
-        text = config.get("text_config", config)
-        for name, value in members.items():
-            if value is ...:
-                text.pop(name)
-            else:
-                text[name] = value
-        write_json(directory / "config.json", config)
-
-    return attack
+    return configured("text_config", **members)
 
 
 def quantization(change: Callable[[dict[str, Any]], Any]) -> Attack:
-    def attack(directory: Path) -> None:
-        config = json.loads((directory / "config.json").read_text())
-        change(config["text_config"]["quantization_config"])
-        write_json(directory / "config.json", config)
-
-    return attack
+    return document("config.json", lambda config: change(config["text_config"]["quantization_config"]))
 
 
 def weights(**members: Any) -> Attack:
-    return quantization(lambda q: q["config_groups"]["group_0"]["weights"].update(members))
+    return configured("text_config.quantization_config.config_groups.group_0.weights", **members)
 
 
 def ignoring(*patterns: str) -> Attack:
@@ -54,12 +38,7 @@ def ignoring(*patterns: str) -> Attack:
 
 
 def linear_config(**members: Any) -> Attack:
-    def attack(directory: Path) -> None:
-        config = json.loads((directory / "config.json").read_text())
-        config["text_config"]["linear_attn_config"].update(members)
-        write_json(directory / "config.json", config)
-
-    return attack
+    return configured("text_config.linear_attn_config", **members)
 
 
 def rewritten(change: Callable[[dict[str, Tensor]], Any], spec: CheckpointSpec = K3) -> Attack:
@@ -275,11 +254,7 @@ PROMISE_ATTACKS: dict[str, tuple[Attack, str]] = {
 
 @pytest.mark.parametrize("case", list(PROMISE_ATTACKS))
 def test_configuration_and_tensors_disagree(case: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, K3)
-    attack, message = PROMISE_ATTACKS[case]
-    attack(tmp_path)
-    found = verdict(tmp_path)
-    assert re.search(message, found), found
+    check_refused(tmp_path, *PROMISE_ATTACKS[case])
 
 
 def test_dense_expert_of_another_dtype(tmp_path: Path) -> None:
@@ -291,9 +266,7 @@ def test_dense_expert_of_another_dtype(tmp_path: Path) -> None:
 
 def test_metadata_alone_cannot_guess_unknown_shapes(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, K3)
-    index = json.loads((tmp_path / INDEX_NAME).read_text())
-    index["weight_map"]["language_model.extra"] = SHARD
-    write_json(tmp_path / INDEX_NAME, index)
+    document(INDEX_NAME, lambda index: index["weight_map"].update({"language_model.extra": SHARD}))(tmp_path)
     for path in tmp_path.glob("*.safetensors"):
         path.unlink()
     assert re.search("language_model.extra: shape of a tensor .* is unknown", verdict(tmp_path, need_headers=False))

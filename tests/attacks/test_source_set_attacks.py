@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,14 @@ import pytest
 
 from formats.checkpoint import open_checkpoint
 from formats.families import bind
+from tests.attacks.alter import check_refused, document, folder, pipe
 from tests.support.checkpoints import K3, make_tensors, write_checkpoint
-from tests.support.shards import INDEX_NAME, write_json, write_raw_shard
+from tests.support.shards import INDEX_NAME, write_raw_shard
 from tests.support.spoil import PAGE, POINTER, SHARD, Attack, file, split, verdict
 
 
 def index(change: Callable[[dict[str, Any]], Any]) -> Attack:
-    def attack(directory: Path) -> None:
-        document = json.loads((directory / INDEX_NAME).read_text())
-        change(document)
-        write_json(directory / INDEX_NAME, document)
-
-    return attack
+    return document(INDEX_NAME, change)
 
 
 def weight_map(change: Callable[[dict[str, Any], list[str]], Any]) -> Attack:
@@ -45,25 +40,14 @@ def same_name_in_two_shards(directory: Path) -> None:
     write_raw_shard(directory / SHARD.replace("00002", "00003"), json.dumps(other).encode(), other_data + data[:size])
 
 
-def only_a_pickle(directory: Path) -> None:
-    for path in [*directory.glob("*.safetensors"), directory / INDEX_NAME]:
-        path.unlink()
-    (directory / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
-
-
 def no_weights(directory: Path) -> None:
     for path in [*directory.glob("*.safetensors"), directory / INDEX_NAME]:
         path.unlink()
 
 
-def pipe(directory: Path) -> None:
-    (directory / SHARD).unlink()
-    os.mkfifo(directory / SHARD)
-
-
-def folder(directory: Path) -> None:
-    (directory / SHARD).unlink()
-    (directory / SHARD).mkdir()
+def only_a_pickle(directory: Path) -> None:
+    no_weights(directory)
+    (directory / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
 
 
 SET_ATTACKS: dict[str, tuple[Attack, str]] = {
@@ -129,18 +113,14 @@ SET_ATTACKS: dict[str, tuple[Attack, str]] = {
     "src-16 only a pickle": (only_a_pickle, r"Python pickles.*never opened .*found pytorch_model.bin"),
     "no weights": (no_weights, "no weights"),
     "no index": (lambda d: (d / INDEX_NAME).unlink(), "shards without an index"),
-    "shard is a pipe": (pipe, "not a regular file"),
-    "shard is a folder": (folder, "not a regular file"),
+    "shard is a pipe": (pipe(SHARD), "not a regular file"),
+    "shard is a folder": (folder(SHARD), "not a regular file"),
 }
 
 
 @pytest.mark.parametrize("case", list(SET_ATTACKS))
 def test_malformed_set(case: str, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, K3)
-    attack, message = SET_ATTACKS[case]
-    attack(tmp_path)
-    found = verdict(tmp_path)
-    assert re.search(message, found), found
+    check_refused(tmp_path, *SET_ATTACKS[case])
 
 
 def test_src_09_absent_shards_are_refused_even_where_metadata_would_do(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.attacks.alter import exchange, folder, gone, link, pipe
 from tests.support.containers import Forge
 from tests.support.verdicts import CLOSED, LISTED, Attack, Case, FileAttack, flip, put, resize, run_case
 
@@ -47,42 +47,12 @@ def tensors_exchanged(forge: Forge) -> None:
     """The bytes of two routers of one shape, each right for the other."""
     one, two = (forge.tensor(f"model.layers.{layer}.block_sparse_moe.gate.weight") for layer in (1, 2))
     assert one["bytes"] == two["bytes"]
-    first, second = (bytes(forge.trunk[item["offset"] :][: item["bytes"]]) for item in (one, two))
-    forge.trunk[one["offset"] : one["offset"] + one["bytes"]] = second
-    forge.trunk[two["offset"] : two["offset"] + two["bytes"]] = first
+    exchange(forge.trunk, one["offset"], two["offset"], one["bytes"])
 
 
 def segments_exchanged(forge: Forge) -> None:
     segments = forge.document["trunk"]["segments"]
     segments[1]["name"], segments[2]["name"] = segments[2]["name"], segments[1]["name"]
-
-
-def link(name: str, target: str) -> FileAttack:
-    def attack(path: Path) -> None:
-        (path / name).rename(path.parent / "aside")
-        (path / name).symlink_to(target)
-
-    return attack
-
-
-def pipe(name: str) -> FileAttack:
-    def attack(path: Path) -> None:
-        (path / name).unlink()
-        os.mkfifo(path / name)
-
-    return attack
-
-
-def folder(name: str) -> FileAttack:
-    def attack(path: Path) -> None:
-        (path / name).unlink()
-        (path / name).mkdir()
-
-    return attack
-
-
-def gone(name: str) -> FileAttack:
-    return lambda path: (path / name).unlink()
 
 
 def added(name: str) -> FileAttack:

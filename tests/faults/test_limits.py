@@ -10,7 +10,6 @@ import os
 import re
 import resource
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,8 +21,9 @@ import pytest
 from formats.errors import EnvironmentProblem
 from packer.journal import RESERVE_BYTES
 from packer.system import SYSTEM
+from tests.faults.command import command
 from tests.support.packs import Ground, Wrong, no_leaks
-from tests.support.victim import ROOT, Victims
+from tests.support.victim import Victims
 
 MIB = 1 << 20
 
@@ -223,14 +223,7 @@ def test_address_space_that_runs_out(ground: Ground, victims: Victims, scratch: 
 
 def limited(limit: int, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command under a limit of address space."""
-    return subprocess.run(
-        [sys.executable, "-m", "packer", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-        capture_output=True,
-        text=True,
-    )
+    return command(*arguments, before=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)))
 
 
 def test_a_limit_of_memory_around_the_peak_that_the_plan_states(ground: Ground, scratch: Path) -> None:

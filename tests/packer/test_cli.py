@@ -26,17 +26,17 @@ from packer import cli
 from packer.commands import moepack, run
 from packer.commands import pack as pack_command
 from packer.commands.errors import guarded
-from runtime.machine import processors
 from packer.output import make_output
 from packer.preflight import WORK_DIR
 from packer.system import SYSTEM
 from packer.verify import verify
+from runtime.machine import processors
 from tests.support.containers import Forge, build_container
 
 ROOT = Path(__file__).parent.parent.parent
 DATA = ROOT / "tests" / "data"
 K3 = str(DATA / "k3-tiny")
-COMMANDS = ("fetch", "plan", "pack", "verify", "inspect")
+COMMANDS = ("fetch", "plan", "pack", "verify", "inspect", "eval", "run", "bench", "calibrate", "prune", "demo")
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_a_checkpoint_in_place_of_a_container(command: str, capsys: pytest.Captu
 def test_a_container_or_nothing_in_place_of_a_checkpoint(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["plan", str(path)]) == 3
+    assert run(["pack", str(path), str(tmp_path / "out")]) == 3
     assert f"this is a container, not a checkpoint\nhint: moepack inspect {path}\n" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert run(["plan", str(tmp_path / "empty")]) == 3

@@ -23,6 +23,7 @@ from formats.codecs import group_int, mxfp4, raw, rvq
 from formats.index import INDEX_ROW_BYTES, IndexRow, pack_index, pack_index_row, unpack_index_rows
 from formats.layout import Codec, MatrixEntry, RecordHeader, Section, SectionKind
 from formats.manifest import Manifest
+from formats.spelling import spelled
 
 TEMPLATES = {
     matrix: [f"model.layers.{{layer}}.block_sparse_moe.experts.{{expert}}.{name}.weight"]
@@ -107,7 +108,7 @@ class Spec:
         Tensor("model.layers.0.self_attn.q_conv1d.weight", "conv", 0, "layer.0", (33, 1, 4), raw.Parameters("F32")),
         Tensor("model.layers.1.block_sparse_moe.gate.weight", "router", 1, "layer.1", (4, 40)),
         Tensor("model.layers.2.block_sparse_moe.gate.weight", "router", 2, "layer.2", (4, 40)),
-        Tensor("model.layers.3.block_sparse_moe.gate.weight", "router", 3, "layer.3", (4, 40)),
+        Tensor("model.layers.3.block_sparse_moe.gate.weight", "router", 3, "layer.3", (3, 40)),
         Tensor("model.norm.weight", "norm", None, "output", (40,)),
         Tensor("model.scale", "unknown", None, "other", (), raw.Parameters("F32")),
         Tensor("model.empty", "unknown", None, "other", (0, 40)),
@@ -194,7 +195,7 @@ def build_container(directory: Path, spec: Spec | None = None) -> Path:
         },
         "coverage": {"packed": 0, "copied": 0, "dropped": 0, "omitted": spec.omitted, "names_blake3": "0" * 64},
         "dropped": [{"name": name, "rule": 0} for name in spec.dropped],
-        "recipe": spec.recipe,
+        "recipe": {**_prune(spec), **spec.recipe},
         "fitting": {"method": "random", "seed": spec.seed, "kernel": "numpy"},
         "partial": spec.partial,
         "experts": {
@@ -219,6 +220,16 @@ def build_container(directory: Path, spec: Spec | None = None) -> Path:
     draft = with_coverage(draft, rows)
     (directory / manifest.FILE_NAME).write_bytes(manifest.encode(draft))
     return directory
+
+
+def _prune(spec: Spec) -> dict[str, Any]:
+    """The plan by which experts are dropped, if any are."""
+    layers = []
+    for layer, bank in spec.layers.items():
+        if bank.dropped:
+            numbers = range(len(bank.records) + len(bank.dropped))
+            layers.append({"layer": layer, "keep": spelled([n for n in numbers if n not in bank.dropped])})
+    return {"prune": {"blake3": "ab" * 32, "made": None, "lossless_codec": None, "layers": layers}} if layers else {}
 
 
 def with_coverage(draft: Manifest, rows: list[IndexRow]) -> Manifest:

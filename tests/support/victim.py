@@ -4,7 +4,8 @@
 where the container is to be (``out``), how many ``jobs``, and when the child dies by SIGKILL: at its system call number
 ``at`` (``when``: before it, after it, or halfway in a write), at call ``nth`` named ``call`` whose path ends with
 ``path``, or ``delay`` seconds after it began. ``limits`` are soft limits of resources by name, ``memory`` is how many
-bytes of address space it may take beyond what it has when it is born.
+bytes of address space it may take beyond what it has when it is born, ``group`` lists the members of a control group
+that it enters.
 """
 
 from __future__ import annotations
@@ -130,6 +131,8 @@ def die() -> None:
 
 def child(source: Path, order: dict[str, Any], pipe: int) -> int:
     """Pack under an executioner and return the exit code."""
+    if "group" in order:
+        Path(order["group"]).write_text(str(os.getpid()))
     for name, limit in order.get("limits", {}).items():
         number = getattr(resource, name)
         resource.setrlimit(number, (limit, resource.getrlimit(number)[1]))

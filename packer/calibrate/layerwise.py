@@ -1,0 +1,103 @@
+"""One layer for all tokens: windows go through its attention one by one, groups of windows through its experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.calibrate.scratch import Scratch, StatesFile
+from packer.calibrate.sums import Collector, LayerSums
+from packer.calibrate.texts import Sample
+from runtime.models import kimi
+from runtime.models.kimi import Carry, Decoder
+from runtime.store import Tensors
+
+Whole = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Windows that go through a layer's experts together: tokens ``first`` to before ``stop`` of the sample."""
+
+    first: int
+    stop: int
+    windows: tuple[tuple[int, ...], ...]
+    labels: Whole
+    halves: Whole
+
+
+def groups_of(sample: Sample, most: int) -> Iterator[Group]:
+    """All windows in order, in groups of at most ``most`` tokens, or of one window where that has more."""
+    start = first = 0
+    while start < len(sample.windows):
+        stop, tokens = start, 0
+        while stop < len(sample.windows) and (stop == start or tokens + len(sample.windows[stop]) <= most):
+            tokens += len(sample.windows[stop])
+            stop += 1
+        windows = sample.windows[start:stop]
+        lengths = [len(window) for window in windows]
+        labels = np.repeat(np.asarray(sample.label_of[start:stop], np.int64), lengths)
+        halves = np.repeat(np.arange(start, stop) % 2, lengths)
+        yield Group(first, first + tokens, windows, labels, halves)
+        start, first = stop, first + tokens
+
+
+def embed(decoder: Decoder, sample: Sample, most: int, target: StatesFile) -> None:
+    """Write the states before layer 0."""
+    for group in groups_of(sample, most):
+        ids = [token for window in group.windows for token in window]
+        target.write(group.first, decoder.begin(ids).total)
+
+
+def pass_layer(
+    decoder: Decoder,
+    layer: int,
+    sample: Sample,
+    most: int,
+    scratch: Scratch,
+    target: StatesFile | None,
+    sums: LayerSums | None,
+    progress: Callable[[int], None],
+) -> None:
+    """Push all tokens through a layer.
+
+    Args:
+        most: tokens of a group.
+        scratch: has the states before the layer.
+        target: gets those after it; None behind the last layer that is counted.
+        sums: of the layer's experts, None for a dense layer.
+        progress: called with the tokens done after each group.
+    """
+    tensors = decoder.store.trunk.layer(layer)
+    with np.errstate(all="ignore"):  # as in a session: what is not finite shows in the sums, which are looked at
+        for group in groups_of(sample, most):
+            carry = _attend(decoder, layer, tensors, group, scratch)
+            observer = None if sums is None else Collector(sums, group.labels, group.halves)
+            if target is not None or sums is not None:
+                carry = decoder.feed_forward(layer, tensors, carry, 0, observer)
+            if target is not None:
+                target.write(group.first, carry.total)
+            progress(group.stop)
+
+
+def _attend(decoder: Decoder, layer: int, tensors: Tensors, group: Group, scratch: Scratch) -> Carry:
+    """The group behind the layer's attention; each window begins with an empty state."""
+    total = scratch.read(layer, group.first, group.stop)
+    blocks = [scratch.read(number, group.first, group.stop) for number in scratch.blocks(layer)]
+    parts: list[Carry] = []
+    start = 0
+    for window in group.windows:
+        stop = start + len(window)
+        carry = Carry(total[start:stop], tuple(block[start:stop] for block in blocks))
+        memory = kimi.new_layer_state(decoder.store.config, layer, len(window))
+        parts.append(decoder.attend(layer, tensors, carry, memory, 0))
+        start = stop
+    joined = [_joined([part.blocks[number] for part in parts]) for number in range(len(parts[0].blocks))]
+    return Carry(_joined([part.total for part in parts]), tuple(joined))
+
+
+def _joined(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,0 +1,48 @@
+"""``moepack bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from packer.commands.common import EXIT_CODES, common_options, container_directory, typed
+from packer.commands.model import ModelOptions, model_options
+from packer.commands.signals import interrupted_by_term
+from packer.output import Output
+
+
+@click.command(epilog=EXIT_CODES, short_help="Measure how fast a container runs here.")
+@click.argument("container", type=typed)
+@click.option("-n", "tokens", type=click.IntRange(1, 1 << 20), default=16, show_default=True, help="Tokens to measure.")
+@click.option("--seed", type=click.IntRange(0, 1 << 62), default=0, show_default=True, help="Of the tokens drawn.")
+@model_options
+@common_options
+def bench(output: Output, *, container: Path, tokens: int, seed: int, how: ModelOptions) -> int:
+    """Measure CONTAINER on this machine: reading alone, computing alone, and both together.
+
+    The model draws its own tokens. read_bandwidth in JSON is that of the expert cache with nothing else to do,
+    compute_seconds the arithmetic with all experts in memory, stall_seconds what arithmetic waited for bytes.
+
+    \b
+    Examples:
+      moepack bench model.moepack
+      moepack bench model.moepack -n 64 --budget 8GiB --json
+    """
+    from packer.bench_text import bench_document, show_bench
+    from runtime.bench import bench as measure
+
+    container = container_directory(container)
+    if how.context is not None:
+        output.note("--context is not used: as much is taken as the tokens need")
+    with interrupted_by_term():
+        found = measure(container, how.options(), tokens=tokens, seed=seed, tell=output.note)
+    for note in found.notes:
+        output.note(f"note: {note}")
+    if found.computing_seconds is None:
+        output.note("note: computing alone was not measured, for the trunk does not fit into free memory")
+    if output.json:
+        output.result(bench_document(found))
+    else:
+        show_bench(output, found)
+    return 0

@@ -1,0 +1,87 @@
+"""``moepack prune``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from packer.commands.common import EXIT_CODES, common_options, typed
+from packer.output import Output
+
+if TYPE_CHECKING:
+    from packer.prune.job import Pruning
+
+
+@click.command(epilog=EXIT_CODES, short_help="Plan which experts stay.")
+@click.argument("statistics", type=typed)
+@click.option("--keep", required=True, metavar="N|P%", help="Experts a layer that stay (global: on the average).")
+@click.option(
+    "--mode",
+    type=click.Choice(("uniform", "global", "graded")),
+    default="uniform",
+    show_default=True,
+    help="The same number in each layer; all layers ranked together; or the best experts lossless.",
+)
+@click.option("--lossless", default="10%", show_default=True, metavar="N|P%", help="Of the kept, in mode graded.")
+@click.option("--sources", metavar="LABEL,...", help="Labels of the text that counts; by default all, equally.")
+@click.option("--out", required=True, type=typed, metavar="PLAN", help="The plan to write (TOML).")
+@click.option("--html", type=typed, metavar="F", help="Write a page with plots as well.")
+@common_options
+def prune(
+    output: Output,
+    *,
+    statistics: Path,
+    keep: str,
+    mode: str,
+    lossless: str,
+    sources: str | None,
+    out: Path,
+    html: Path | None,
+) -> int:
+    """Decide by STATISTICS, a file of `moepack calibrate`, which experts of each layer stay, and write a plan.
+
+    Experts are ranked by saliency: the sum of gate weight times the norm of what the expert puts out (REAP). The plan
+    is text that you can change; `moepack pack --prune PLAN` carries it out, and `moepack plan SOURCE --prune PLAN` says
+    what the container will take, to the byte.
+
+    \b
+    Examples:
+      moepack prune both.stats --keep 27% --out prune.toml
+      moepack prune both.stats --keep 242 --mode graded --lossless 24 --sources code --out code.toml
+    """
+    from packer.logits_file import check_free
+    from packer.prune.job import prune as plan_pruning
+    from packer.prune_plan import write_prune_plan
+    from packer.statistics_file import open_statistics
+
+    check_free(out)
+    if html is not None:
+        check_free(html)
+    opened = open_statistics(statistics)
+    labels = [] if sources is None else [label.strip() for label in sources.split(",")]
+    pruning = plan_pruning(opened, keep=keep, mode=mode, lossless=lossless, sources=labels)
+    write_prune_plan(out, pruning.plan)
+    if html is not None:
+        from packer.report.prune_page import write_prune_page
+
+        write_prune_page(html, opened, pruning)
+    if output.json:
+        output.result({"plan": str(out), **pruning.to_dict()})
+    else:
+        _print(output, pruning, out)
+    return 0
+
+
+def _print(output: Output, pruning: Pruning, out: Path) -> None:
+    total = pruning.experts * len(pruning.kept)
+    counts = sorted(len(kept.experts) for kept in pruning.kept.values())
+    spread = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    output.line(f"experts     {pruning.kept_experts} of {total} stay, {spread} a layer")
+    lossless = sum(len(kept.lossless) for kept in pruning.kept.values())
+    if lossless:
+        output.line(f"lossless    {lossless} of them")
+    output.line(f"saliency    {pruning.retained:.1%} stays, averaged over layers")
+    output.line(f"certainty   {pruning.agreement:.1%} of the kept experts are the choice of both halves of the text")
+    output.line(f"plan        {out}")

@@ -1,0 +1,113 @@
+"""``moepack run``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from formats.errors import UsageError
+from packer.commands.common import EXIT_CODES, common_options, typed
+from packer.commands.model import ModelOptions, gathered, model_options, open_model, prompt_text, show_notes
+from packer.commands.signals import interrupted_by_term
+from packer.output import Output, is_terminal
+from packer.writing_options import WritingOptions
+
+
+def writing_options(function: Any) -> Any:
+    """Add the options about what is written; ``function`` gets them together as ``writing``."""
+    return gathered(
+        function,
+        "writing",
+        WritingOptions,
+        click.option("-n", "count", type=click.IntRange(min=0), default=64, show_default=True, help="Tokens, at most."),
+        click.option("--temperature", type=float, default=0.8, show_default=True, help="0 takes the likeliest."),
+        click.option("--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest P only."),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn."),
+        click.option("--stop", "stops", multiple=True, metavar="S", help="End before this text; may be given again."),
+    )
+
+
+@click.command(epilog=EXIT_CODES, short_help="Let a model go on from a prompt.")
+@click.argument("container", type=typed)
+@click.argument("prompt", required=False)
+@click.option("--ids", metavar="LIST", help="Token ids in place of a prompt.")
+@click.option("--interactive", is_flag=True, help="Read prompts from stdin, a line each; the model remembers them.")
+@writing_options
+@model_options
+@common_options
+def run(
+    output: Output,
+    *,
+    container: Path,
+    prompt: str | None,
+    ids: str | None,
+    interactive: bool,
+    writing: WritingOptions,
+    how: ModelOptions,
+) -> int:
+    """Let the model in CONTAINER go on from PROMPT. The text appears token by token.
+
+    The same prompt, options and seed give the same text, whatever the budget, threads and reading are. A model without
+    a tokenizer takes --ids and answers with ids. -v shows special tokens by their names.
+
+    \b
+    Examples:
+      moepack run model.moepack "def fibonacci(n):" -n 100
+      moepack run model.moepack "Once" --temperature 0 --budget 8GiB
+      moepack run model.moepack --interactive --stop "\\n\\n"
+    """
+    from packer.writing import make_writer
+
+    if sum((prompt is not None, ids is not None, interactive)) != 1:
+        raise UsageError("one prompt wanted", expected="PROMPT, --ids or --interactive, and one of them only")
+    if interactive and output.json:
+        raise UsageError("--json prints one object, for one prompt", where="--interactive")
+    text = None if prompt is None else prompt_text(prompt)
+    writer = make_writer(container, writing, text=text, ids=ids, special=output.verbose)
+    if writing.count == 0 and not interactive:  # nothing to compute, nothing to open
+        _finish(output, writer.document())
+        return 0
+    options = how.options(needed=None if interactive else writer.needed, tokenizer=writer.tokenizer)
+    with interrupted_by_term(), open_model(output, container, options) as session:
+        try:
+            for line in _lines(output) if interactive else (None,):
+                for piece in writer.write(session, line):
+                    if not output.json:
+                        output.text(piece)
+                if not output.json:
+                    output.line()
+        except KeyboardInterrupt:
+            output.line()
+            raise
+        finally:
+            show_notes(output, session)
+            if not output.quiet:
+                output.note(writer.summary(session.statistics()))
+        _finish(output, writer.document(session))
+    return 0
+
+
+def _finish(output: Output, document: dict[str, Any]) -> None:
+    if output.json:
+        output.result(document)
+
+
+def _lines(output: Output) -> Iterator[str]:
+    """Prompts from stdin without their line ends; blank ones are passed over."""
+    watched = is_terminal(sys.stdin)
+    while True:
+        if watched and not output.quiet:
+            output.ask("> ")
+        line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        try:
+            text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError:
+            raise UsageError("prompt is not UTF-8", where="stdin") from None
+        if text.strip():
+            yield text

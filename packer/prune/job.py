@@ -1,0 +1,140 @@
+"""From statistics to a prune plan, and what can be said of it before anything is packed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.errors import UsageError
+from packer.model_stamp import ModelStamp
+from packer.prune.ranking import Kept, Wish, agreement, choose, retained, shares
+from packer.prune_plan import LayerKeep, PrunePlan
+from packer.prune_types import Made
+from packer.statistics_file import Statistics
+from packer.version import VERSION
+
+Double = NDArray[np.float64]
+
+_KEEP = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(%?)")
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """A plan and what is known of it.
+
+    Attributes:
+        plan: as it will be written.
+        keep: experts a layer, on the average.
+        experts: of a layer in the source.
+        retained: share of the saliency that stays, averaged over layers.
+        agreement: share of the kept experts that both halves of the text would keep.
+        scores: by layer, each expert's share of its layer's saliency.
+        kept: by layer.
+    """
+
+    plan: PrunePlan
+    keep: int
+    experts: int
+    retained: float
+    agreement: float
+    scores: Mapping[int, Double]
+    kept: Mapping[int, Kept]
+
+    @property
+    def kept_experts(self) -> int:
+        """In all layers."""
+        return sum(len(layer.experts) for layer in self.kept.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "mode": self.plan.made.mode if self.plan.made else None,
+            "experts_per_layer": self.experts,
+            "kept_experts": self.kept_experts,
+            "lossless_experts": sum(len(layer.lossless) for layer in self.kept.values()),
+            "layers": {
+                str(layer): {"kept": len(kept.experts), "retained": float(self.scores[layer][list(kept.experts)].sum())}
+                for layer, kept in self.kept.items()
+            },
+            "retained_saliency": self.retained,
+            "split_half_agreement": self.agreement,
+        }
+
+
+def parse_keep(text: str, of: int, *, where: str) -> int:
+    """A number of experts, or a percentage of ``of`` rounded to the nearest number.
+
+    Raises:
+        UsageError: neither.
+
+    >>> parse_keep("27%", 896, where="--keep"), parse_keep("242", 896, where="--keep")
+    (242, 242)
+    """
+    match = _KEEP.fullmatch(text.strip())
+    value = None if match is None else Decimal(match[1])
+    if match is None or value is None or (not match[2] and value != int(value)):
+        raise UsageError("not a number of experts", where=where, expected="242 or 27%", found=repr(text)[:40])
+    return round(value * of / 100) if match[2] else int(value)
+
+
+def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, sources: Sequence[str]) -> Pruning:
+    """Choose the experts that stay.
+
+    Args:
+        keep: how many a layer, as it was typed.
+        mode: ``uniform``, ``global`` or ``graded``.
+        lossless: how many of the kept ones stay lossless in mode ``graded``, as it was typed.
+        sources: labels of the text that counts; none for all.
+
+    Raises:
+        UsageError: an unknown label, a number out of range, or fewer experts than a token uses.
+        FormatError: the statistics contradict themselves.
+    """
+    model = statistics.provenance.model
+    chosen = _labels(statistics, sources)
+    wish = Wish(
+        mode=mode,
+        keep=parse_keep(keep, model.experts, where="--keep"),
+        lossless=parse_keep(lossless, parse_keep(keep, model.experts, where="--keep"), where="--lossless"),
+        per_token=model.experts_per_token,
+    )
+    layers = {layer: statistics.layer(layer) for layer in statistics.layers}
+    scores = {layer: shares(found.saliency, chosen) for layer, found in layers.items()}
+    halves = [{layer: shares(found.halves[half], chosen) for layer, found in layers.items()} for half in (0, 1)]
+    kept = choose(scores, wish)
+    stamp = ModelStamp(**{name: getattr(model, name) for name in ModelStamp.__struct_fields__})
+    made = Made(
+        by=f"moepack {VERSION}",
+        mode=mode,
+        keep=keep,
+        sources=tuple(sources),
+        statistics_blake3=statistics.blake3,
+        retained_saliency=retained(scores, kept),
+    )
+    entries = tuple(
+        LayerKeep(layer, tuple(sorted(set(found.experts) - set(found.lossless))), found.lossless)
+        for layer, found in sorted(kept.items())
+    )
+    return Pruning(
+        PrunePlan(stamp, made, entries),
+        wish.keep,
+        model.experts,
+        retained(scores, kept),
+        agreement(halves, wish),
+        scores,
+        kept,
+    )
+
+
+def _labels(statistics: Statistics, sources: Sequence[str]) -> list[int]:
+    names = [label.name for label in statistics.provenance.labels]
+    unknown = [source for source in sources if source not in names]
+    if unknown:
+        raise UsageError("no text with this label", where="--sources", expected=", ".join(names), found=unknown[0])
+    return [names.index(source) for source in dict.fromkeys(sources)] or list(range(len(names)))

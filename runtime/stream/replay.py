@@ -1,0 +1,190 @@
+"""What a cache would have hit: recorded requests, played to any policy and number of slots without reading anything.
+
+The tables are those of the stream; what is left out is time. Every read is taken to end before the next request, so the
+look-ahead is as good as its guesses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.store import Expert, Experts
+from runtime.stream.policy import Frequency, Policy, Recency
+from runtime.stream.slots import Entry, State, Table
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a model.
+
+    Attributes:
+        layer: which asks.
+        chosen: the experts that it uses.
+        expected: (layer, experts) that were named as likely next while it was served; None for none.
+    """
+
+    layer: int
+    chosen: tuple[int, ...]
+    expected: tuple[int, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trace: experts asked for, found in a slot, and read early; all reads."""
+
+    asked: int
+    hits: int
+    ahead_reads: int
+    ahead_used: int
+    reads: int
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of what was asked for that was in a slot."""
+        return self.hits / self.asked if self.asked else 0.0
+
+
+class Recorder:
+    """Experts that note what is asked of them."""
+
+    def __init__(self, experts: Experts) -> None:
+        self._experts = experts
+        self._expected: list[tuple[int, tuple[int, ...]]] = []
+        self.requests: list[Request] = []
+
+    def compute(
+        self,
+        layer: int,
+        chosen: Sequence[int],
+        work: Callable[[Expert], None],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """Pass on, and note."""
+        self._expected.clear()
+        self._experts.compute(layer, chosen, work, meanwhile)
+        self.requests.append(Request(layer, tuple(chosen), self._expected[-1] if self._expected else None))
+
+    def expect(self, layer: int, likely: Sequence[int]) -> None:
+        """Pass on, and note."""
+        self._expected.append((layer, tuple(likely)))
+        self._experts.expect(layer, likely)
+
+
+def replay(
+    requests: Sequence[Request], layer_experts: Sequence[int], slots: int, policy: Policy, *, ahead: int = 0
+) -> Outcome:
+    """Play a trace.
+
+    Args:
+        requests: in their order.
+        layer_experts: how many each layer has.
+        slots: of the cache.
+        policy: fresh; it is used up.
+        ahead: how many of the expected experts are read early, at the most.
+    """
+    first = [sum(layer_experts[:layer]) for layer in range(len(layer_experts))]
+    table = Table(slots, policy)
+    asked = hits = ahead_reads = ahead_used = misses = 0
+    expected: list[Entry] = []
+    for request in requests:
+        keys = [first[request.layer] + expert for expert in request.chosen]
+        policy.use(np.array(keys, np.int64))
+        here = [table.entries[key] for key in keys if key in table.entries]
+        asked, hits = asked + len(keys), hits + len(here)
+        ahead_used += sum(entry.ahead for entry in here)
+        for entry in here:
+            entry.pins, entry.ahead = 1, False
+        _settle(table, [*expected, *here], expected=False)
+        expected = []
+        for key in [key for key in keys if key not in table.entries]:
+            entry = Entry(key, request.layer, key - first[request.layer], pins=1)
+            if not _place(table, entry):
+                for done in here:  # a layer that asks for more than fits: what was worked on makes room
+                    done.pins = 0
+                _settle(table, here)
+                here = []
+                _place(table, entry)
+            here.append(entry)
+            misses += 1
+        for entry in here:
+            entry.pins = 0
+        _settle(table, here)
+        layer, likely = request.expected or (0, ())
+        for expert in likely[: min(ahead, slots)]:
+            found = table.entries.get(first[layer] + expert)
+            if found is None:
+                found = Entry(first[layer] + expert, layer, expert, expected=True, ahead=True)
+                if not _place(table, found):
+                    break
+                ahead_reads += 1
+            found.expected = True
+            expected.append(found)
+        _settle(table, expected)
+    return Outcome(asked, hits, ahead_reads, ahead_used, misses + ahead_reads)
+
+
+def _place(table: Table, entry: Entry) -> bool:
+    """Give an entry a slot if there is one to be had, as if it had been read at once."""
+    table.entries[entry.key] = entry
+    if not table.take_slot(entry):
+        table.drop(entry)
+        return False
+    entry.state = State.READY
+    table.settle(entry)
+    return True
+
+
+def _settle(table: Table, entries: Sequence[Entry], *, expected: bool | None = None) -> None:
+    for entry in entries:
+        entry.expected = entry.expected if expected is None else expected
+        table.settle(entry)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy, by name, as it is made for a model, and how far it looks ahead."""
+
+    name: str
+    make: Callable[[int, int], Policy]
+    ahead: int = 0
+
+
+def contenders(ahead: int, half_lives: Sequence[float]) -> tuple[Contender, ...]:
+    """Recency and frequency, each with and without look-ahead.
+
+    Args:
+        ahead: experts that are read early.
+        half_lives: of uses, in passes over all layers.
+    """
+    found = []
+    for name, count in (("", 0), (f", {ahead} ahead", ahead)):
+        found.append(Contender(f"least recently used{name}", lambda experts, layers: Recency(experts), count))
+        for half_life in half_lives:
+            label = "for ever" if math.isinf(half_life) else f"half life {half_life:g}"
+
+            def make(experts: int, layers: int, half_life: float = half_life) -> Policy:
+                return Frequency(experts, layers, half_life)
+
+            found.append(Contender(f"least used, {label}{name}", make, count))
+    return tuple(found)
+
+
+def compare(
+    requests: Sequence[Request], layer_experts: Sequence[int], slots: Sequence[int], among: Sequence[Contender]
+) -> list[tuple[Contender, list[Outcome]]]:
+    """For each contender the outcome with each number of slots."""
+    experts, layers = sum(layer_experts), sum(count > 0 for count in layer_experts)
+    return [
+        (
+            contender,
+            [
+                replay(requests, layer_experts, count, contender.make(experts, layers), ahead=contender.ahead)
+                for count in slots
+            ],
+        )
+        for contender in among
+    ]

@@ -1,0 +1,254 @@
+"""Experts from containers and checkpoints: the right weights, one read each, and every damage named by its record."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from formats.container import Container, open_container
+from formats.encoded import EncodedMatrix, decode_rows
+from formats.errors import FormatError, IntegrityError, UsageError
+from formats.families.model import MATRICES
+from formats.layout import Matrix
+from formats.source import read_matrix
+from runtime.store import Expert
+from runtime.stream.checkpoint import CheckpointExperts
+from runtime.stream.container import ContainerExperts
+from runtime.stream.direct import Calls, DirectReads
+from runtime.stream.memory import Slots
+from tests.runtime.stream.conftest import DATA, OpenCheckpoint
+from tests.support.checkpoints import write_checkpoint
+from tests.support.containers import Spec, all_codecs, build_container
+from tests.support.specs import SPECS
+
+Loader = ContainerExperts | CheckpointExperts
+
+
+def decoded(matrix: EncodedMatrix) -> np.ndarray:
+    return decode_rows(matrix, np.arange(matrix.rows))
+
+
+def load(loader: Loader, layer: int, expert: int) -> Expert:
+    return loader.load(layer, expert, Slots(1, loader.slot_bytes)[0])
+
+
+def check_record(container: Container, expert: Expert) -> None:
+    """The matrices decode to what the container's own reader decodes."""
+    record = container.record(expert.layer, expert.expert)
+    for number, matrix in zip(Matrix, (expert.gate, expert.up, expert.down), strict=True):
+        assert np.array_equal(decoded(matrix), record.matrix(number))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("spec", [Spec(), all_codecs()], ids=["usual", "all codecs"])
+def test_records_of_every_codec(spec: Spec, check: bool, tmp_path: Path) -> None:
+    with open_container(build_container(tmp_path / "container", spec)) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads, check=check)
+        expected = tuple(len(spec.layers[n].records) if n in spec.layers else 0 for n in range(spec.hidden_layers))
+        assert loader.layer_experts == expected
+        rows = [row for layer in spec.layers for row in container.rows(layer)]
+        assert loader.slot_bytes == max(row.bytes for row in rows)
+        for row in rows:
+            expert = load(loader, row.layer, row.expert)
+            assert (expert.layer, expert.expert) == (row.layer, row.expert)
+            assert loader.read_bytes(row.layer, row.expert) == row.bytes
+            check_record(container, expert)
+        reads.close()
+
+
+def test_one_aligned_read_a_record(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, int]] = []
+
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        address = np.frombuffer(views[0], np.uint8).__array_interface__["data"][0]
+        calls.append((address % 4096, len(views[0]), offset))
+        return os.preadv(fd, views, offset)
+
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads(Calls(preadv=preadv))
+        loader = ContainerExperts(container, reads)
+        assert len(calls) == 1  # the trial
+        row = container.row(2, 3)
+        load(loader, 2, 3)
+        assert calls[1:] == [(0, row.bytes, row.offset)]
+        reads.close()
+
+
+def test_weights_are_views_that_cannot_be_written(tmp_path: Path) -> None:
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads)
+        slot = Slots(1, loader.slot_bytes)[0]
+        gate = loader.load(1, 0, slot).gate
+        codes = gate.codes  # type: ignore[union-attr]
+        assert not codes.flags.writeable
+        assert np.shares_memory(codes, np.frombuffer(slot, np.uint8))
+        reads.close()
+
+
+@pytest.mark.parametrize(("layer", "expert"), [(0, 0), (1, 4), (9, 0)])
+def test_there_is_no_such_record(layer: int, expert: int, tmp_path: Path) -> None:
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        with pytest.raises(UsageError):
+            load(ContainerExperts(container, reads), layer, expert)
+        reads.close()
+
+
+def damaged(tmp_path: Path, spoil: Callable[[Container], None], *, check: bool) -> FormatError:
+    """The error of loading layer 1 expert 2 after ``spoil``; the neighbours load as before."""
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads, check=check)
+        spoil(container)
+        with pytest.raises(FormatError) as caught:
+            load(loader, 1, 2)
+        check_record(container, load(loader, 1, 1))
+        reads.close()
+    assert "layer 1 expert 2" in caught.value.line()
+    return caught.value
+
+
+def bank(container: Container) -> Path:
+    return container.path / "experts/layer-00001.bank"
+
+
+def write(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), data, offset)
+
+
+def test_a_flipped_bit(tmp_path: Path) -> None:
+    def spoil(container: Container) -> None:
+        row = container.row(1, 2)
+        at = row.offset + 2000
+        write(bank(container), at, bytes([bank(container).read_bytes()[at] ^ 1]))
+
+    error = damaged(tmp_path, spoil, check=True)
+    assert isinstance(error, IntegrityError)
+    assert error.where == "experts/layer-00001.bank"
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_another_experts_record(check: bool, tmp_path: Path) -> None:
+    """Never other weights, with or without digests: the header says whose they are."""
+
+    def spoil(container: Container) -> None:
+        other, row = container.row(1, 3), container.row(1, 2)
+        write(bank(container), row.offset, bank(container).read_bytes()[other.offset : other.offset + other.bytes])
+
+    error = damaged(tmp_path, spoil, check=check)
+    assert isinstance(error, IntegrityError) == check
+
+
+def test_a_record_of_zeros(tmp_path: Path) -> None:
+    """Unproved and unwritten; its header is no header."""
+
+    def spoil(container: Container) -> None:
+        write(bank(container), container.row(1, 2).offset, bytes(container.row(1, 2).bytes))
+
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        spoil(container)
+        with pytest.raises(FormatError, match="magic") as caught:
+            load(ContainerExperts(container, reads, check=False), 1, 2)
+        assert caught.value.offset == container.row(1, 2).offset
+        reads.close()
+
+
+def test_a_bank_that_is_cut_while_in_use(tmp_path: Path) -> None:
+    def spoil(container: Container) -> None:
+        os.truncate(bank(container), container.row(1, 2).offset + 5)
+
+    error = damaged(tmp_path, spoil, check=True)
+    assert error.what == "file ends early"
+    assert error.where == "experts/layer-00001.bank: layer 1 expert 2"
+
+
+@pytest.mark.parametrize("change", ["absent", "cut"])
+def test_an_absent_or_cut_bank_is_noticed_at_opening(change: str, tmp_path: Path) -> None:
+    path = build_container(tmp_path / "container")
+    file = path / "experts/layer-00002.bank"
+    file.unlink() if change == "absent" else os.truncate(file, 4096)
+    with pytest.raises(FormatError, match=r"layer-00002\.bank"):
+        open_container(path)
+
+
+def test_an_index_that_was_changed_is_noticed_at_opening(tmp_path: Path) -> None:
+    path = build_container(tmp_path / "container")
+    write(path / "index.bin", 128 * 3 + 40, b"\0")
+    with open_container(path) as container:
+        reads = DirectReads()
+        with pytest.raises(IntegrityError, match="layer 1"):
+            ContainerExperts(container, reads)
+        reads.close()
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("name", ["k3-tiny", "kimi-linear-tiny", "linear-float32", "linear-float16", "k3-odd-numbers"])
+def test_experts_of_a_checkpoint(name: str, tmp_path: Path, checkpoint_at: Callable[[Path], OpenCheckpoint]) -> None:
+    path = DATA / name if (DATA / name).is_dir() else write_checkpoint(tmp_path / name, SPECS[name])
+    opened = checkpoint_at(path)
+    loader = CheckpointExperts(opened.checkpoint, opened.model)
+    architecture = opened.model.architecture
+    assert [layer for layer, count in enumerate(loader.layer_experts) if count] == list(architecture.moe_layers)
+    for layer in architecture.moe_layers:
+        for expert in (0, architecture.experts - 1):
+            found = load(loader, layer, expert)
+            for label, matrix in zip(MATRICES, (found.gate, found.up, found.down), strict=True):
+                source = read_matrix(opened.checkpoint, opened.model, layer, expert, label)
+                assert np.array_equal(decoded(matrix), source.to_float32())
+            assert loader.read_bytes(layer, expert) == sum(
+                len(opened.checkpoint.read(name))
+                for names in opened.model.expert_names(layer, expert).values()
+                for name in names
+            )
+    with pytest.raises(UsageError):
+        load(loader, architecture.moe_layers[0], architecture.experts)
+
+
+def test_the_bias_of_a_checkpoint(checkpoint_at: Callable[[Path], OpenCheckpoint]) -> None:
+    opened = checkpoint_at(DATA / "k3-tiny")
+    usual = load(CheckpointExperts(opened.checkpoint, opened.model), 1, 0)
+    other = load(CheckpointExperts(opened.checkpoint, opened.model, bias=125), 1, 0)
+    assert np.array_equal(4 * decoded(usual.gate), decoded(other.gate))
+
+
+@pytest.mark.parametrize("change", ["touched", "cut", "gone"])
+def test_a_checkpoint_that_changes_while_in_use(
+    change: str, tmp_path: Path, checkpoint_at: Callable[[Path], OpenCheckpoint]
+) -> None:
+    path = shutil.copytree(DATA / "k3-tiny", tmp_path / "source")
+    opened = checkpoint_at(path)
+    loader = CheckpointExperts(opened.checkpoint, opened.model)
+    load(loader, 1, 0)
+    shard = path / opened.checkpoint.tensors[opened.model.expert_names(1, 0)["gate"][0]].shard
+    if change == "gone":
+        shard.unlink()
+    elif change == "cut":
+        os.truncate(shard, shard.stat().st_size - 1)
+    else:
+        os.utime(shard, ns=(1, 1))
+    with pytest.raises(FormatError, match=shard.name):
+        load(loader, 1, 0)
+
+
+def test_a_scale_that_is_no_number(tmp_path: Path, checkpoint_at: Callable[[Path], OpenCheckpoint]) -> None:
+    path = shutil.copytree(DATA / "k3-tiny", tmp_path / "source")
+    opened = checkpoint_at(path)
+    name = opened.model.expert_names(2, 3)["down"][1]
+    tensor = opened.checkpoint.tensors[name]
+    write(path / tensor.shard, tensor.offset + 1, b"\xff")
+    opened = checkpoint_at(path)
+    loader = CheckpointExperts(opened.checkpoint, opened.model)
+    with pytest.raises(FormatError, match="layer 2 expert 3 down"):
+        load(loader, 2, 3)
+    load(loader, 2, 2)
