@@ -13,6 +13,7 @@ from recipes.demo import bpe, release, shape
 from recipes.demo.model import Model
 
 _BATCH = 16  # windows
+_STEP = shape.WINDOW - 1  # tokens a window, after its BOS
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,23 @@ class Score:
 
 @torch.inference_mode()
 def score(model: Model, tokenizer: bpe.Tokenizer, text: str) -> Score:
-    """Predict every token of ``text`` once, from the tokens before it in its window; the text follows a BOS.
+    """Predict every token of ``text`` once: it is cut into windows, each read after a BOS with a fresh state.
+
+    ``moepack eval --text FILE --window 256`` measures the same.
 
     Args:
         model: in any dtype.
         tokenizer: the model's.
         text: encoded without special tokens.
     """
-    ids = torch.tensor([bpe.BOS, *tokenizer.encode([text])[0]])
-    count = len(ids) - 1
-    padded = functional.pad(ids, (0, -count % shape.WINDOW), value=-1)
-    inputs, targets = padded[:-1].view(-1, shape.WINDOW).clamp(min=0), padded[1:].view(-1, shape.WINDOW)
+    ids = torch.tensor(tokenizer.encode([text])[0])
+    targets = functional.pad(ids, (0, -len(ids) % _STEP), value=-1).view(-1, _STEP)
+    inputs = functional.pad(targets[:, :-1].clamp(min=0), (1, 0), value=bpe.BOS)
     nats = 0.0
     for batch, expected in zip(inputs.split(_BATCH), targets.split(_BATCH), strict=True):
         logits = model(batch).float().flatten(0, 1)
         nats += float(functional.cross_entropy(logits, expected.flatten(), ignore_index=-1, reduction="sum"))
-    return Score(count, len(text.encode()), nats)
+    return Score(len(ids), len(text.encode()), nats)
 
 
 def main() -> None:
