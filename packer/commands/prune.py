@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, typed
 from packer.output import Output
 
@@ -54,11 +55,15 @@ def prune(
     from packer.logits_file import check_free
     from packer.prune.job import prune as plan_pruning
     from packer.prune_plan import write_prune_plan
+    from packer.report.plots import check_plots
     from packer.statistics_file import open_statistics
 
     check_free(out)
+    if html == out:
+        raise UsageError("plan and page have the same name", where="--html", found=html)
     if html is not None:
         check_free(html)
+        check_plots()
     opened = open_statistics(statistics)
     labels = [] if sources is None else [label.strip() for label in sources.split(",")]
     pruning = plan_pruning(opened, keep=keep, mode=mode, lossless=lossless, sources=labels)

@@ -10,8 +10,10 @@ from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, container_directory, jobs_option, source_directory, typed
 from packer.commands.model import texts_of, token_options
 from packer.commands.signals import interrupted_by_term
+from packer.logits_file import check_free
 from packer.output import Output
 from packer.progress import ProgressLine
+from packer.report.plots import check_plots
 from packer.size import parse_size
 from packer.token_input import TokenInput
 from packer.verify import LEVELS, LOGITS
@@ -32,6 +34,7 @@ from runtime.machine import processors
 )
 @click.option("--max-kl", type=float, metavar="X", help="At level logits: the most mean KL divergence, in nats.")
 @click.option("--budget", metavar="SIZE", help="At level logits: ceiling of all memory for both models, e.g. 8GiB.")
+@click.option("--html", metavar="F", type=typed, help="Write a page with plots of errors as well.")
 @token_options
 @jobs_option("Threads")
 @common_options
@@ -44,6 +47,7 @@ def verify(
     sample: float | None,
     max_kl: float | None,
     budget: str | None,
+    html: Path | None,
     tokens: TokenInput,
     jobs: int | None,
 ) -> int:
@@ -62,7 +66,7 @@ def verify(
     \b
     Examples:
       moepack verify model.moepack
-      moepack verify model.moepack --source checkpoint/
+      moepack verify model.moepack --source checkpoint/ --html report.html
       moepack verify model.moepack --level structure --json
       moepack verify model.moepack --level logits --source checkpoint/ --text novel.txt --max-kl 0.05
     """
@@ -74,6 +78,9 @@ def verify(
     for what in [name for name, given in unused.items() if given and level != LOGITS]:
         output.note(f"{what} is not used at level {level}")
     source = None if source is None else source_directory(source)
+    if html is not None:  # what would go wrong only at the end
+        check_free(html)
+        check_plots()
     if level == LOGITS:
         report = _logits(output, container, source, tokens, max_kl, budget, sample, jobs or processors())
     else:
@@ -90,6 +97,10 @@ def verify(
         output.result(report.to_dict())
     else:
         show_report(output, report)
+    if html is not None:
+        from packer.report.verify_page import write_verify_page
+
+        write_verify_page(html, container, report)
     return 0 if report.ok else 1
 
 

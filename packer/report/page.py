@@ -18,6 +18,9 @@ from packer.durable import write_file
 from packer.logits_file import check_free
 from packer.output import escape
 
+SHORT = 24  # rows of a table that print does not divide
+NARROW = 40  # characters of what names a row and stays in one line
+
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """\
 :root { color-scheme: light; }
@@ -27,15 +30,16 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 1rem; }
 h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; padding-top: .75rem; border-top: 1px solid #c8c8c8; }
 p { margin: .75rem 0; }
 figure { margin: 1.25rem 0; }
-figcaption, caption { font-size: .875rem; color: #444; text-align: left; margin: .4rem 0; }
-caption { padding-bottom: .4rem; }
+figcaption { font-size: .875em; color: #444; margin: .4rem 0; }
+caption { color: #444; text-align: left; padding-bottom: .4rem; width: max-content; max-width: 48rem; }
 svg { display: block; width: 100%; height: auto; }
 svg * { stroke-linejoin: round; stroke-linecap: butt; }
 .wide { overflow-x: auto; margin: 1.25rem 0; }
-table { border-collapse: collapse; font-size: .875rem; line-height: 1.35; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .875em; line-height: 1.35; font-variant-numeric: tabular-nums; }
 th, td { padding: .2rem .75rem .2rem 0; text-align: left; vertical-align: top; font-weight: normal;
   overflow-wrap: anywhere; }
 thead th { border-bottom: 1px solid #1a1a1a; font-weight: bold; vertical-align: bottom; overflow-wrap: normal; }
+.k { white-space: nowrap; }
 tbody tr { border-bottom: 1px solid #e4e4e4; }
 .r { text-align: right; white-space: nowrap; }
 thead .r { white-space: normal; }
@@ -44,9 +48,9 @@ thead .r { white-space: normal; }
   body { margin: 0; padding: 0; max-width: none; font-size: 10pt; color: #000; background: #fff; }
   figcaption, caption { color: #000; }
   h1, h2, caption { break-after: avoid; }
-  figure, tr { break-inside: avoid; }
-  figure { break-before: auto; }
+  figure, tr, .short { break-inside: avoid; }
   thead { display: table-header-group; }
+  thead, tbody tr:nth-child(-n + 2) { break-after: avoid; }
   .wide { overflow: visible; }
 }
 """
@@ -148,7 +152,8 @@ def _part(part: Part, figures: Iterator[int], tables: Iterator[int]) -> str:
         caption = f"Figure {next(figures)}. {part.caption}"
         return f"<figure>\n{drawing}\n<figcaption>{_text(caption)}</figcaption>\n</figure>"
     caption = f"Table {next(tables)}. {part.caption}"
-    return f'<div class="wide">\n<table>\n<caption>{_text(caption)}</caption>\n{_table(part)}\n</table>\n</div>'
+    kind = "wide short" if len(part.rows) <= SHORT else "wide"
+    return f'<div class="{kind}">\n<table>\n<caption>{_text(caption)}</caption>\n{_table(part)}\n</table>\n</div>'
 
 
 def _table(table: Table) -> str:
@@ -160,6 +165,8 @@ def _table(table: Table) -> str:
             for column, mark in zip(table.columns, right, strict=True)
         )
         lines.append(f"<thead><tr>{''.join(cells)}</tr></thead>")
+    if all(len(row[0]) <= NARROW for row in table.rows):
+        right[0] = right[0].replace('"r"', '"r k"') or ' class="k"'
     lines.append("<tbody>")
     for row in table.rows:
         first, *rest = (f"{mark}>{_text(cell)}" for cell, mark in zip(row, right, strict=True))

@@ -32,6 +32,8 @@ TICKS = 16  # numbers on an axis of layers, at most
 NAME_LENGTH = 28  # characters of a name in a plot
 
 _BLACK, _BLUE, _ORANGE, _GREEN, _GREY = "#000000", "#0072b2", "#d55e00", "#009e73", "#767676"
+_DIAMOND: dict[str, Any] = {"marker": "D", "markersize": 6, "markerfacecolor": "#ffffff", "markeredgewidth": 1.5}
+_COLORS = 40  # of a heat map: from 50 on matplotlib would draw their scale as pixels
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "moepack",
@@ -93,11 +95,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis: what it measures, with its unit, and its ends where they are fixed."""
+    """An axis: what it measures, with its unit, its ends where they are fixed, and whether only whole numbers count."""
 
     label: str
     low: float | None = None
     high: float | None = None
+    whole: bool = False
 
 
 def check_plots() -> None:
@@ -149,9 +152,10 @@ def line_plot(
             if mark.y is None:
                 axes.axvline(mark.x, color=_BLACK, linewidth=0.9, linestyle="-.", label=_name(mark.name))
             else:
-                look: dict[str, Any] = {"marker": "D", "markersize": 6, "markerfacecolor": "#ffffff", "markeredgewidth": 1.5}
-                axes.plot([mark.x], [mark.y], color=_BLACK, linestyle="none", label=_name(mark.name), **look)
+                axes.plot([mark.x], [mark.y], color=_BLACK, linestyle="none", label=_name(mark.name), **_DIAMOND)
         axes.set(xlabel=x.label, ylabel=y.label, xlim=(x.low, x.high), ylim=(y.low, y.high))
+        if x.whole:
+            axes.locator_params(axis="x", integer=True, min_n_ticks=1)
         axes.grid(color="#dddddd", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -175,14 +179,15 @@ def heat_map(
         axes.set_facecolor("#ffffff")
         axes.patch.set(hatch="////", edgecolor="#bbbbbb")
         edges = [np.arange(count + 1) - 0.5 for count in (len(columns), len(rows))]
+        few = len(columns) <= 2 * TICKS
         mesh = axes.pcolormesh(
             *edges,
             np.ma.masked_invalid(values),
-            cmap="cividis_r",
+            cmap=_colors(),
             vmin=low,
             vmax=high if high > low else low + (abs(low) or 1.0),
-            edgecolors="#ffffff" if len(columns) <= 2 * TICKS else "face",
-            linewidth=0.4 if len(columns) <= 2 * TICKS else 0.1,
+            edgecolors="#ffffff" if few else "face",  # many cells stand side by side without a seam
+            linewidth=0.4,
         )
         step = -(-len(columns) // TICKS)
         places = list(range(0, len(columns), step))
@@ -198,23 +203,24 @@ def heat_map(
     return finished()
 
 
-def histogram(key: str, series: Sequence[tuple[str, Double]], x_label: str, y_label: str, bins: int = 60) -> str:
-    """Outlines of how often values occur, up to three series over the same bins.
+def histogram(key: str, series: Sequence[tuple[str, Double]], x_label: str, y_label: str) -> str:
+    """Outlines of how often values occur, up to three series over the same bins of equal width.
 
     Args:
         key: names the figure within its page.
         series: name and float64 [values] of each.
         x_label, y_label: of the axes.
-        bins: of equal width, from the smallest value to the largest.
     """
     values = np.concatenate([part for _, part in series])
     low, high = float(values.min()), float(values.max())
+    bins = min(60, max(8, int(len(values) ** 0.5)))
     edges = np.linspace(low, high if high > low else low + (abs(low) or 1.0), bins + 1)
     with _drawing(key, 2.9) as (axes, finished):
         for (name, part), style in zip(series, (FIRST, SECOND, THIRD), strict=False):
             counts, _ = np.histogram(part, edges)
             axes.stairs(counts, edges, color=style.color, linewidth=1.4, linestyle=style.dashes, label=_name(name))
         axes.set(xlabel=x_label, ylabel=y_label)
+        axes.locator_params(axis="y", integer=True, min_n_ticks=1)
         axes.grid(color="#dddddd", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -245,9 +251,21 @@ def span_plot(key: str, names: Sequence[str], spans: Double, labels: tuple[str, 
     return finished()
 
 
+def from_zero(values: Double) -> Double:
+    """``values`` behind a zero, for curves that begin there."""
+    return np.concatenate([np.zeros(1), values])
+
+
 def sampled(count: int, most: int = 120) -> NDArray[np.int64]:
     """At most ``most`` numbers from 0 to ``count`` - 1, evenly spread, both ends among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def _colors() -> Any:
+    """Light to dark, of even steps for every kind of sight and in grey."""
+    import matplotlib
+
+    return matplotlib.colormaps["cividis_r"].resampled(_COLORS)
 
 
 def _name(text: str) -> str:

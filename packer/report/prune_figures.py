@@ -19,15 +19,26 @@ Double = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
 PERCENTS = (1, 5, 10, 25, 50)  # of a layer's experts, the best ones
+_CODES = rvq.Parameters()  # three stages of 256 entries, codebooks for each expert: as the bundled recipes have it
 _TABLE_PERCENTS = (*PERCENTS, 75, 90, 100)
 
 
 @dataclass(frozen=True)
 class RecordSizes:
-    """Bytes of one expert's record: as residual codes of three stages, and as an MXFP4 source has it."""
+    """Bytes of one expert's record.
 
-    codes: int
+    Attributes:
+        codes: as residual codes of three stages, the bundled recipes' way; None for experts that are too small for it.
+        source: as an MXFP4 source has it.
+    """
+
+    codes: int | None
     source: int
+
+    @property
+    def usual(self) -> int:
+        """What experts take that are not to be lossless."""
+        return self.source if self.codes is None else self.codes
 
 
 @dataclass(frozen=True)
@@ -147,9 +158,14 @@ def table_keeps(figures: PruneFigures, keep: int, per_token: int) -> tuple[int, 
 
 
 def record_sizes(inputs: int, width: int) -> RecordSizes:
-    """Sizes of the records of an expert with ``inputs`` columns in gate and up, and ``width`` in down."""
+    """Sizes of the records of an expert with ``inputs`` columns in gate and up, and ``width`` in down.
+
+    Recipes give residual codes up where codebooks are larger than the indices that they serve.
+    """
     shapes = ((width, inputs), (width, inputs), (inputs, width))
+    vectors = sum(rows * rvq.vectors_per_row(cols) for rows, cols in shapes)
+    small = vectors < _CODES.entries or rvq.codebook_bytes(_CODES) > vectors * _CODES.stages
     return RecordSizes(
-        codecs.record_bytes(Codec.RVQ, rvq.Parameters(), shapes),
+        None if small else codecs.record_bytes(Codec.RVQ, _CODES, shapes),
         codecs.record_bytes(Codec.MXFP4, mxfp4.Parameters(), shapes),
     )

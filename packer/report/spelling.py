@@ -21,3 +21,14 @@ def unit_of(most: int) -> tuple[int, str]:
     (1073741824, 'GiB')
     """
     return next(((size, name) for size, name in _UNITS if most >= 2 * size), (1, "bytes"))
+
+
+def figure(value: float | None, digits: int = 4) -> str:
+    """An error with so many significant digits, zeros too: columns of them line up. A dash where there is none.
+
+    >>> figure(0.2), figure(0.0), figure(None)
+    ('0.2000', '0', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:#.{digits}g}" if value else "0"

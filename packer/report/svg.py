@@ -23,6 +23,9 @@ def as_element(document: bytes, prefix: str) -> str:
     Args:
         document: as matplotlib writes it.
         prefix: of all names in it; another one for each figure of a page.
+
+    Raises:
+        ValueError: the drawing refers to something outside of itself, or holds pixels.
     """
     root = ElementTree.fromstring(document)
     for style in root.findall("{*}defs/{*}style/.."):  # rules for whole documents: the page has them
@@ -41,7 +44,9 @@ def _references(root: ElementTree.Element) -> Iterator[str]:
     for element in root.iter():
         for name, value in element.attrib.items():
             if name == _HREF:
-                yield value.removeprefix("#")
+                if not value.startswith("#"):
+                    raise ValueError(f"a drawing refers to {value[:40]}")
+                yield value[1:]
             yield from _LOCAL.findall(value)
 
 
@@ -51,7 +56,7 @@ def _attributes(element: ElementTree.Element, used: set[str], prefix: str) -> It
             if value in used:
                 yield name, f"{prefix}-{value}"
         elif name == _HREF:
-            yield "href", f"#{prefix}-{value.removeprefix('#')}"
+            yield "href", f"#{prefix}-{value[1:]}"
         elif name in _COORDINATES:
             yield name, _DECIMALS.sub(lambda match: _rounded(match[0]), " ".join(value.split()))
         else:

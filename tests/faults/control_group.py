@@ -110,20 +110,22 @@ class Group:
         return self.path.rmdir()
 
 
-def find_place() -> Group:
-    """The group in which this process can make others.
+def find_place(version: Files) -> Group:
+    """The group in which this process can make others of a version.
 
     Raises:
         OSError: there is none, with the reason.
     """
-    reasons = ["no memory controller is mounted"]
+    reason = "no memory controller of this version is mounted"
     for place in _places():
+        if place.files is not version:
+            continue
         try:
             with place.inner(1 << 30):
                 return place
         except OSError as error:
-            reasons.append(f"{error.strerror}: {error.filename}")
-    raise OSError(reasons[-1])
+            reason = f"{error.strerror}, in {place.path}"
+    raise OSError(reason)
 
 
 def _places() -> Iterator[Group]:

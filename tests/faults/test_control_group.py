@@ -1,7 +1,8 @@
 """Memory limited by a control group: refused before the first byte, or killed by the kernel and resumed, or done.
 
 A pack is a member of a group that this process makes (``control_group.py``), with more memory from step to step. The
-tests are skipped, with the reason, where no group can be made: on other systems, without the right, read-only.
+tests run for each version of control groups and are skipped, with the reason, where no group of it can be made: on
+other systems, without the right, read-only, and always for the version that does not have the memory controller.
 ``MOEPACK_FAULTS=all`` takes small steps.
 """
 
@@ -21,7 +22,7 @@ import pytest
 from packer.preflight import WORK_DIR
 from runtime.machine import available_memory
 from tests.faults.command import command
-from tests.faults.control_group import MEMBERS, Group, find_place
+from tests.faults.control_group import MEMBERS, VERSION_1, VERSION_2, Group, find_place
 from tests.support.packs import Ground, Wrong
 from tests.support.victim import Victims
 
@@ -30,10 +31,11 @@ KIB, MIB = 1 << 10, 1 << 20
 JOBS = 8
 
 
-@pytest.fixture(scope="module")
-def place() -> Group:
+@pytest.fixture(scope="module", params=[VERSION_1, VERSION_2], ids=["v1", "v2"])
+def place(request: pytest.FixtureRequest) -> Group:
+    """Where groups can be made; the kernel gives the memory controller to one version at a time."""
     try:
-        return find_place()
+        return find_place(request.param)
     except OSError as error:
         pytest.skip(f"cannot make a control group here: {error}")
 

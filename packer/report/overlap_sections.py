@@ -33,30 +33,25 @@ def overlap_section(figures: PruneFigures, names: Sequence[str]) -> Section:
         f" Of these, two sources have the share below in common; {percent(figures.chance)} % would be by chance."
         " Where it is small, a plan made from one source drops what the other needs."
     )
-    matrix = tuple((name, *map(percent, shares)) for name, shares in zip(names, figures.overlap, strict=True))
+    numbers = [str(number) for number in range(1, len(names) + 1)]
+    numbered = [f"{number}  {name}" for number, name in zip(numbers, names, strict=True)]
     table = Table(
         "Experts in common, in percent of those that stay, over all layers.",
-        ("source of text", *(f">{name}" for name in names)),
-        matrix,
+        ("source of text", *(f">{number}" for number in numbers)),
+        tuple((name, *map(percent, shares)) for name, shares in zip(numbered, figures.overlap, strict=True)),
     )
     if figures.layer_overlap is None:
+        others = np.where(np.eye(len(names), dtype=bool), np.nan, 100 * figures.overlap)
+        labels = ("source of text", "", "in common (%)")
         pairs = [(float(figures.overlap[a, b]), names[a], names[b]) for a, b in combinations(range(len(names)), 2)]
         apart, alike = min(pairs), max(pairs)
-        labels = ("source of text", "source of text", "in common (%)")
-        heat = plots.heat_map("overlap", 100 * figures.overlap, names, names, labels)
-        seen = f"Least alike are {apart[1]} and {apart[2]}, most alike {alike[1]} and {alike[2]}."
-        return Section(
-            title,
-            (
-                Paragraph(text),
-                Figure(
-                    heat,
-                    f"Experts in common, for every pair. {seen}",
-                    "Heat map of experts in common by pair of sources",
-                ),
-                table,
-            ),
+        caption = (
+            f"Experts in common, for every pair. Least alike are {apart[1]} and {apart[2]} ({percent(apart[0])} %),"
+            f" most alike {alike[1]} and {alike[2]} ({percent(alike[0])} %)."
         )
+        drawn = plots.heat_map("overlap", others, numbered, numbers, labels)
+        alternative = "Heat map of experts in common by pair of sources"
+        return Section(title, (Paragraph(text), Figure(drawn, caption, alternative), table))
     return Section(title, (Paragraph(text), table, *_by_layer(figures, names)))
 
 
@@ -70,7 +65,7 @@ def _by_layer(figures: PruneFigures, names: Sequence[str]) -> tuple[Part, Part]:
             Line("in common", layers, 100 * figures.layer_overlap, plots.FIRST),
             Line("by chance", layers, 100 * chance, plots.REFERENCE),
         ],
-        Axis("layer"),
+        Axis("layer", whole=True),
         _SHARE,
         height=2.7,
     )
@@ -107,7 +102,7 @@ def agreement_section(figures: PruneFigures, pruning: Pruning, per_token: int) -
             Line("lowest layer", keeps[places], 100 * lowest[places], plots.LOWEST_FIRST),
             Line("by chance", keeps[places], 100 * chance[places], plots.REFERENCE),
         ],
-        Axis("experts kept a layer", 0.0, 1.01 * figures.experts),
+        Axis("experts kept a layer", 0.0, 1.01 * figures.experts, whole=True),
         _SHARE,
         (Mark("this plan", pruning.keep),),
     )
@@ -116,7 +111,7 @@ def agreement_section(figures: PruneFigures, pruning: Pruning, per_token: int) -
         for keep in table_keeps(figures, pruning.keep, per_token)
     )
     text = (
-        "Even and odd windows of the text that counts rank the experts each for itself. Where both halves choose the"
+        "Even and odd windows of the text that counts each rank the experts on their own. Where both halves choose the"
         " same experts, more text of the same kind would hardly change the plan; where they agree no better than by"
         " chance, the ranking says nothing. The curves keep the same number in each layer; in the plan's own way"
         f" {percent(pruning.agreement)} % of its {counted(pruning.kept_experts, 'expert')} are the choice of both."
