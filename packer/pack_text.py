@@ -65,7 +65,7 @@ def show_pack(output: Output, result: PackResult, summary: Summary) -> None:
         show_pruned(output, summary)
     show_errors(output, summary)
     if result.weighted_errors:
-        output.line(f"  weighted    {spread_text(spread(result.weighted_errors), 'experts')}, by column")
+        output.line(f"weighted      {spread_text(spread(result.weighted_errors), 'experts, columns weighted')}")
     if result.released:
         size = human_bytes(result.freed_bytes)
         output.line(f"released      {counted(len(result.released), 'shard')} of the source, {size} came back")

@@ -146,8 +146,7 @@ class _Batch:
         """Let nobody begin on another task, and wait until no helper is at one."""
         with self._lock:
             self._next = len(self._tasks)
-        while self._helping:
-            self._ended.get()
+        wait_out(lambda: not self._helping, self._ended)
 
     def _take(self, helping: int) -> Callable[[], None] | None:
         with self._lock:
@@ -164,6 +163,18 @@ class _Batch:
             with self._lock:
                 self.error = self.error or error
                 self._next = len(self._tasks)
+
+
+def wait_out(over: Callable[[], bool], news: SimpleQueue[None]) -> None:
+    """Take tokens until something is over that will be soon; an interruption comes out afterwards, not in between."""
+    interruption: BaseException | None = None
+    while not over():
+        try:
+            news.get()
+        except BaseException as error:
+            interruption = error
+    if interruption is not None:
+        raise interruption
 
 
 class Coming(Generic[Result]):

@@ -33,22 +33,34 @@ static void clear_sums(const struct transposed *p)
     }
 }
 
-/* Calls decode(row, left, width, to) for all rows and runs of columns; runs start at multiples of `unit`. */
-#define FOR_RUNS(p, unit, decode)                                                                                  \
-    clear_sums(p);                                                                                                 \
-    for (int64_t left = (p)->first, width; left < (p)->stop; left += width) {                                      \
-        int64_t end = (left / (unit) + 1) * (unit);                                                                \
-        width = (end < (p)->stop ? end : (p)->stop) - left;                                                        \
-        for (int64_t row = (p)->row_first, rows; row < (p)->row_stop; row += rows) {                               \
-            float weights[TILE * RUN_COLUMNS];                                                                     \
-            rows = (p)->row_stop - row >= TILE ? TILE : 1;                                                         \
-            for (int64_t r = 0; r < rows; r++) decode(row + r, left, width, weights + r * RUN_COLUMNS);            \
-            if (rows == TILE) {                                                                                    \
-                add_rows(p, weights, row, TILE, left, width);                                                      \
-            } else {                                                                                               \
-                add_rows(p, weights, row, 1, left, width);                                                         \
-            }                                                                                                      \
-        }                                                                                                          \
+/* Fetches about what columns left to left + width of a row take, where rows have `stride` bytes. */
+static void fetch_run(const struct transposed *p, const uint8_t *codes, int64_t stride, int64_t row, int64_t left,
+                      int64_t width)
+{
+    const uint8_t *from = codes + row * stride + left * stride / p->cols;
+    for (int64_t at = 0; at < width * stride / p->cols; at += LINE_BYTES) FETCH(from + at);
+}
+
+/* Calls decode(row, left, width, to) for all rows and runs of columns; runs start at multiples of `unit`. While some
+ * rows are worked on, the next ones are fetched. */
+#define FOR_RUNS(p, unit, codes, stride, decode)                                                          \
+    clear_sums(p);                                                                                        \
+    for (int64_t left = (p)->first, width; left < (p)->stop; left += width) {                             \
+        const int64_t end = (left / (unit) + 1) * (unit);                                                 \
+        width = (end < (p)->stop ? end : (p)->stop) - left;                                               \
+        for (int64_t row = (p)->row_first, rows; row < (p)->row_stop; row += rows) {                      \
+            float weights[MOST_ROWS * RUN_COLUMNS];                                                       \
+            rows = (p)->row_stop - row >= MOST_ROWS ? MOST_ROWS : 1;                                      \
+            for (int64_t r = row; r < row + rows; r++) {                                                  \
+                if (r + rows < (p)->row_stop) fetch_run(p, codes, stride, r + rows, left, width);         \
+                decode(r, left, width, weights + (r - row) * RUN_COLUMNS);                                \
+            }                                                                                             \
+            if (rows == MOST_ROWS) {                                                                      \
+                add_rows(p, weights, row, MOST_ROWS, left, width);                                        \
+            } else {                                                                                      \
+                add_rows(p, weights, row, 1, left, width);                                                \
+            }                                                                                             \
+        }                                                                                                 \
     }
 
 static void PATH(transposed_raw)(const struct transposed *p, const uint8_t *values, int kind)
@@ -60,11 +72,11 @@ static void PATH(transposed_raw)(const struct transposed *p, const uint8_t *valu
 #define BF16_RUN(row, left, width, to) PATH(bfloat16_to_single)(HALVES_FROM(row, left), width, to)
 #define F16_RUN(row, left, width, to) PATH(half_to_single)(HALVES_FROM(row, left), width, to)
     if (kind == RAW_F32) {
-        FOR_RUNS(p, RUN_COLUMNS, F32_RUN)
+        FOR_RUNS(p, RUN_COLUMNS, values, p->cols * size, F32_RUN)
     } else if (kind == RAW_BF16) {
-        FOR_RUNS(p, RUN_COLUMNS, BF16_RUN)
+        FOR_RUNS(p, RUN_COLUMNS, values, p->cols * size, BF16_RUN)
     } else {
-        FOR_RUNS(p, RUN_COLUMNS, F16_RUN)
+        FOR_RUNS(p, RUN_COLUMNS, values, p->cols * size, F16_RUN)
     }
 }
 
@@ -90,5 +102,5 @@ static void PATH(transposed_group_int)(const struct transposed *p, const uint8_t
 {
     struct group_int m = group_int(codes, scales, p->cols, bits, group, exponent);
 #define GROUP_RUN(row, left, width, to) decode_group(&m, bits, p->cols, row, left, width, to)
-    FOR_RUNS(p, group, GROUP_RUN)
+    FOR_RUNS(p, group, codes, m.stride, GROUP_RUN)
 }

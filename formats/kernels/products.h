@@ -1,10 +1,17 @@
 /* Products of encoded rows with inputs, one lane sum a row and input; products.md has the order of each sum.
  *
- * Tiles of up to four rows and four inputs have their sums in registers, and what is unpacked serves all inputs of the
+ * Tiles of a few rows and inputs have their sums in registers, and what is unpacked serves all inputs of the
  * tile. Columns are filled up with zeros: inputs when a call begins, weights in a buffer at the end of a row. */
 
+#if defined(__GNUC__) || defined(__clang__)
+#define FETCH(place) __builtin_prefetch(place, 0, 2) /* into the second cache */
+#else
+#define FETCH(place) ((void)(place))
+#endif
+
+#define LINE_BYTES 64
 #define WIDE 16
-#define TILE 4
+#define MOST_ROWS 4 /* of a tile with one input; with several it has ROWS_TOGETHER and INPUTS_TOGETHER */
 #define MXFP4_GROUP 32
 #define MAX_GROUP 1024
 
@@ -40,22 +47,36 @@ PATH_INLINE float *result(const struct product *p, int64_t row, int64_t t)
 }
 
 /* Calls tile(row, t, rows, inputs), the last two known to the compiler, for all rows and inputs. */
-#define FOR_TILES(p, tile)                                                          \
-    for (int64_t row = (p)->first, rows; row < (p)->stop; row += rows) {            \
-        rows = (p)->stop - row >= TILE ? TILE : 1;                                  \
-        for (int64_t t = 0, inputs; t < (p)->count; t += inputs) {                  \
-            int64_t left = (p)->count - t;                                          \
-            inputs = left >= 4 ? 4 : left >= 2 ? 2 : 1;                             \
-            switch (rows * 8 + inputs) {                                            \
-            case TILE * 8 + 4: tile(row, t, TILE, 4); break;                        \
-            case TILE * 8 + 2: tile(row, t, TILE, 2); break;                        \
-            case TILE * 8 + 1: tile(row, t, TILE, 1); break;                        \
-            case 8 + 4: tile(row, t, 1, 4); break;                                  \
-            case 8 + 2: tile(row, t, 1, 2); break;                                  \
-            default: tile(row, t, 1, 1);                                            \
-            }                                                                       \
-        }                                                                           \
+#define FOR_TILES(p, tile)                                                                     \
+    const int64_t high = (p)->count > 1 ? ROWS_TOGETHER : MOST_ROWS;                               \
+    for (int64_t row = (p)->first, rows; row < (p)->stop; row += rows) {                       \
+        rows = (p)->stop - row >= high ? high : 1;                                             \
+        for (int64_t t = 0, inputs; t < (p)->count; t += inputs) {                             \
+            const int64_t left = (p)->count - t;                                               \
+            inputs = left >= INPUTS_TOGETHER ? INPUTS_TOGETHER : left >= 2 ? 2 : 1;                    \
+            if (rows == MOST_ROWS && inputs == 1) {                                            \
+                tile(row, t, MOST_ROWS, 1);                                                    \
+            } else if (rows == ROWS_TOGETHER && inputs == INPUTS_TOGETHER) {                           \
+                tile(row, t, ROWS_TOGETHER, INPUTS_TOGETHER);                                          \
+            } else if (rows == ROWS_TOGETHER && inputs == 2) {                                     \
+                tile(row, t, ROWS_TOGETHER, 2);                                                    \
+            } else if (rows == ROWS_TOGETHER) {                                                    \
+                tile(row, t, ROWS_TOGETHER, 1);                                                    \
+            } else if (inputs == INPUTS_TOGETHER) {                                                \
+                tile(row, t, 1, INPUTS_TOGETHER);                                                  \
+            } else if (inputs == 2) {                                                          \
+                tile(row, t, 1, 2);                                                            \
+            } else {                                                                           \
+                tile(row, t, 1, 1);                                                            \
+            }                                                                                  \
+        }                                                                                      \
     }
+
+/* How far the next tile of rows lies ahead, of which each tile fetches the lines; 0 if there is none. */
+PATH_INLINE int64_t next_tile(const struct product *p, int64_t row, int rows, int64_t stride)
+{
+    return row + 2 * rows <= p->stop ? rows * stride : 0;
+}
 
 #define TILE_ROWS_AND_INPUTS           \
     for (int r = 0; r < rows; r++)     \
@@ -76,11 +97,14 @@ PATH_INLINE void raw_tile(const struct product *p, const uint8_t *values, const 
     const int64_t size = kind == RAW_F32 ? 4 : 2, whole = p->cols / WIDE * WIDE;
     const uint8_t *w = values + row * p->cols * size;
     const float *x = f->x + t * f->stride;
-    wide acc[TILE][TILE];
+    wide acc[MOST_ROWS][INPUTS_TOGETHER];
     TILE_ROWS_AND_INPUTS acc[r][j] = wide_zero();
+    const int64_t ahead = next_tile(p, row, rows, p->cols * size);
     for (int64_t c = 0; c < whole; c += WIDE) {
         for (int r = 0; r < rows; r++) {
-            wide weights = raw_weights(w + (r * p->cols + c) * size, kind);
+            const uint8_t *from = w + (r * p->cols + c) * size;
+            wide weights = raw_weights(from, kind);
+            if (t == 0 && c * size % LINE_BYTES == 0) FETCH(from + ahead);
             for (int j = 0; j < inputs; j++) {
                 acc[r][j] = wide_fma(weights, wide_load(x + j * f->stride + c), acc[r][j]);
             }
@@ -148,11 +172,14 @@ PATH_INLINE void mxfp4_tile(const struct product *p, const struct mxfp4 *m, cons
     const int64_t whole = p->cols / MXFP4_GROUP;
     const uint8_t *codes = m->codes + row * stride, *scales = m->scales + row * groups;
     const float *x = f->x + t * f->stride;
-    wide acc[TILE][TILE];
+    wide acc[MOST_ROWS][INPUTS_TOGETHER];
     TILE_ROWS_AND_INPUTS acc[r][j] = wide_zero();
+    const int64_t ahead = next_tile(p, row, rows, stride);
     for (int64_t g = 0; g < whole; g++) {
         for (int r = 0; r < rows; r++) {
-            wide_bytes bytes = wide_bytes_load(codes + r * stride + g * WIDE);
+            const uint8_t *from = codes + r * stride + g * WIDE;
+            wide_bytes bytes = wide_bytes_load(from);
+            if (t == 0 && g * WIDE % LINE_BYTES == 0) FETCH(from + ahead);
             wide factor = wide_all(m->factors[scales[r * groups + g]]);
             for (int j = 0; j < inputs; j++) {
                 acc[r][j] = mxfp4_step(bytes, x + j * f->stride + g * MXFP4_GROUP, factor, acc[r][j]);
@@ -232,7 +259,8 @@ PATH_INLINE void group_int_tile(const struct product *p, const struct group_int 
     const int64_t whole = p->cols / m->group, bytes = bits == 8 ? m->group : m->group / 2;
     const uint8_t *codes = m->codes + row * m->stride;
     const float *x = f->x + t * f->stride;
-    wide acc[TILE][TILE], sum[TILE][TILE];
+    wide acc[MOST_ROWS][INPUTS_TOGETHER], sum[MOST_ROWS][INPUTS_TOGETHER];
+    const int64_t ahead = next_tile(p, row, rows, m->stride);
     TILE_ROWS_AND_INPUTS acc[r][j] = wide_zero();
     for (int64_t g = 0; g < whole; g++) {
         const float *columns = x + g * m->group;
@@ -240,6 +268,7 @@ PATH_INLINE void group_int_tile(const struct product *p, const struct group_int 
         for (int64_t k = 0; k < bytes; k += WIDE) { /* all bytes, or all low halves */
             for (int r = 0; r < rows; r++) {
                 const uint8_t *from = codes + r * m->stride + g * bytes + k;
+                if (t == 0 && k % LINE_BYTES == 0) FETCH(from + ahead);
                 wide q = bits == 8 ? wide_int8(from) : wide_int4(wide_bytes_load(from));
                 for (int j = 0; j < inputs; j++) {
                     sum[r][j] = wide_fma(q, wide_load(columns + j * f->stride + k), sum[r][j]);

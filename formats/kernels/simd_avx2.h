@@ -77,6 +77,8 @@ static inline float first_float(floats v) { return _mm256_cvtss_f32(v); }
 /* Sixteen lanes of float32, in which products are summed (products.md). */
 
 #define PATH_INLINE static inline __attribute__((always_inline))
+#define ROWS_TOGETHER 1 /* rows and inputs whose sums are in registers */
+#define INPUTS_TOGETHER 4
 #define KDA_TILE 2 /* vectors of columns whose sums are in registers */
 
 typedef struct { __m256 low, high; } wide;
@@ -187,3 +189,13 @@ PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
     wide_bytes index = wide_bytes_load(codes);
     return wide_pair(_mm256_i32gather_ps(table, index.low, 4), _mm256_i32gather_ps(table, index.high, 4));
 }
+
+/* Four and eight inputs side by side. */
+typedef __m128 four;
+typedef __m256 eight;
+PATH_INLINE four four_load(const float *from) { return _mm_loadu_ps(from); }
+PATH_INLINE four four_add(four a, four b) { return _mm_add_ps(a, b); }
+PATH_INLINE void four_store(float *to, four v) { _mm_storeu_ps(to, v); }
+PATH_INLINE eight eight_load(const float *from) { return _mm256_loadu_ps(from); }
+PATH_INLINE eight eight_add(eight a, eight b) { return _mm256_add_ps(a, b); }
+PATH_INLINE void eight_store(float *to, eight v) { _mm256_storeu_ps(to, v); }

@@ -72,6 +72,8 @@ static inline float first_float(floats v) { return _mm512_cvtss_f32(v); }
 /* Sixteen lanes of float32, in which products are summed (products.md). */
 
 #define PATH_INLINE static inline __attribute__((always_inline))
+#define ROWS_TOGETHER 4 /* rows and inputs whose sums are in registers */
+#define INPUTS_TOGETHER 4
 #define KDA_TILE 4 /* vectors of columns whose sums are in registers */
 
 typedef __m512 wide;
@@ -135,3 +137,13 @@ PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
 {
     return _mm512_i32gather_ps(wide_bytes_load(codes), table, 4);
 }
+
+/* Four and eight inputs side by side. */
+typedef __m128 four;
+typedef __m256 eight;
+PATH_INLINE four four_load(const float *from) { return _mm_loadu_ps(from); }
+PATH_INLINE four four_add(four a, four b) { return _mm_add_ps(a, b); }
+PATH_INLINE void four_store(float *to, four v) { _mm_storeu_ps(to, v); }
+PATH_INLINE eight eight_load(const float *from) { return _mm256_loadu_ps(from); }
+PATH_INLINE eight eight_add(eight a, eight b) { return _mm256_add_ps(a, b); }
+PATH_INLINE void eight_store(float *to, eight v) { _mm256_storeu_ps(to, v); }

@@ -138,6 +138,8 @@ static inline float first_float(floats v) { return v; }
 #else
 #define PATH_INLINE static inline
 #endif
+#define ROWS_TOGETHER 1 /* rows and inputs whose sums are in registers */
+#define INPUTS_TOGETHER 4
 #define KDA_TILE 1 /* vectors of columns whose sums are in registers */
 #define WIDE_LANES for (int l = 0; l < 16; l++)
 
@@ -264,3 +266,37 @@ PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
     WIDE_LANES v.lane[l] = table[codes[l]];
     return v;
 }
+
+/* Four and eight inputs side by side. */
+typedef struct { float lane[4]; } four;
+typedef struct { float lane[8]; } eight;
+
+PATH_INLINE four four_load(const float *from)
+{
+    four v;
+    memcpy(v.lane, from, sizeof v.lane);
+    return v;
+}
+
+PATH_INLINE four four_add(four a, four b)
+{
+    for (int l = 0; l < 4; l++) a.lane[l] += b.lane[l];
+    return a;
+}
+
+PATH_INLINE void four_store(float *to, four v) { memcpy(to, v.lane, sizeof v.lane); }
+
+PATH_INLINE eight eight_load(const float *from)
+{
+    eight v;
+    memcpy(v.lane, from, sizeof v.lane);
+    return v;
+}
+
+PATH_INLINE eight eight_add(eight a, eight b)
+{
+    for (int l = 0; l < 8; l++) a.lane[l] += b.lane[l];
+    return a;
+}
+
+PATH_INLINE void eight_store(float *to, eight v) { memcpy(to, v.lane, sizeof v.lane); }

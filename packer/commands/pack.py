@@ -25,13 +25,13 @@ from packer.commands.source import PlanOptions, plan_for, plan_options, show_pla
 from packer.inspect import inspect_summary
 from packer.inspect_views import Summary
 from packer.memory import fitting_jobs
-from runtime.machine import available_memory, processors
 from packer.output import Output
 from packer.pack_text import pack_document, show_notes, show_pack
 from packer.pipeline import pack as pack_container
 from packer.plan import Plan
 from packer.preflight import check_output, check_space, finished
 from packer.progress import ProgressLine
+from runtime.machine import available_memory, processors
 
 
 @click.command(epilog=EXIT_CODES, short_help="Write a container, or continue writing it.")
@@ -62,6 +62,7 @@ def pack(
       moepack pack checkpoint/ model.moepack
       moepack pack checkpoint/ model.moepack --recipe kimi-k3-lossless --jobs 8
       moepack pack checkpoint/ sample.moepack --layers 3 --experts 0-7
+      moepack pack checkpoint/ pruned.moepack --prune plan.toml --stats activations.safetensors
       moepack pack moonshotai/Kimi-K3 k3.moepack --staging-limit 200GiB --release-source
       moepack pack checkpoint/ model.moepack --dry-run
     """

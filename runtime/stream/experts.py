@@ -26,9 +26,10 @@ from runtime.stream.memory import Slots
 from runtime.stream.policy import Frequency, Policy
 from runtime.stream.slots import Entry, State, Table
 from runtime.stream.statistics import StreamStatistics
-from runtime.threads import Workers
+from runtime.threads import Workers, wait_out
 
-READERS = 4  # reads under way at a time
+READERS = 8  # reads under way at a time
+AHEAD_READERS = 2  # of them, for what is only expected: a read that has begun cannot give way to one that is needed
 
 
 class ExpertLoader(Protocol):
@@ -111,6 +112,7 @@ class ExpertStream:
         self._demand: deque[Entry] = deque()
         self._ahead: deque[Entry] = deque()
         self._expected: dict[int, list[Entry]] = {}  # by layer
+        self._ahead_reads = 0  # under way
         self._call: _Call | None = None
         self._closed = False
         self._counters = SimpleNamespace(**asdict(StreamStatistics()))
@@ -305,8 +307,7 @@ class ExpertStream:
         with self._lock:
             call.stopped = True
         try:
-            while call.busy:
-                call.news.get()
+            wait_out(lambda: not call.busy, call.news)
         finally:
             with self._lock:
                 self._call = None
@@ -340,9 +341,12 @@ class ExpertStream:
             while queue and (queue[0].state is not State.WAITING or not self._table.holds(queue[0])):
                 queue.popleft()
             if queue:
-                if not self._table.take_slot(queue[0]):
+                early = queue is self._ahead
+                if (early and self._ahead_reads == AHEAD_READERS) or not self._table.take_slot(queue[0]):
                     return None
-                self._counters.ahead_reads += queue is self._ahead
+                queue[0].early = early
+                self._ahead_reads += early
+                self._counters.ahead_reads += early
                 self._counters.evictions = self._table.evictions
                 return queue.popleft()
         return None
@@ -362,6 +366,7 @@ class ExpertStream:
             self._counters.reads += 1
             self._counters.bytes_read += length
             self._counters.read_seconds += seconds
+            self._ahead_reads -= entry.early
             call = self._call if self._call is not None and entry.key in self._call.pinned else None
             if error is not None:
                 self._table.drop(entry)  # if it was only expected, whoever needs it will read it again and hear of it

@@ -7,7 +7,7 @@ from runtime.budget import StoreNeeds
 from runtime.stream.segments import Segments
 from runtime.stream.trunk import resident_bytes, streamed_bytes
 
-OBJECT_BYTES = 4096  # what Python keeps beside an expert in its slot: an entry, three matrices, nine arrays
+OBJECT_BYTES = 6144  # what Python keeps beside an expert in its slot: an entry, three matrices, nine arrays (measured)
 RANK_BYTES = 24  # an expert, in the tables of the cache's policy
 
 

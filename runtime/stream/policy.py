@@ -3,6 +3,9 @@
 Frequency first: the experts of a mixture are used unevenly, and a token of a large model touches more of them than
 fit, so the least recently used ones are always those that the first layers of the next token need: a cache by recency
 alone hits next to nothing below one token's working set. Counts of uses decay, so that another topic can take over.
+In replays of the bundled model's routes (``benchmarks/hit_rates.py``) with half of a token's experts in the cache,
+frequency hits 14 to 16 % and recency none; with a fourth of all experts 39 to 47 against 30 to 34 %. Half lives of 8
+to 32 passes do about equally well, plain counts worse by 2 to 8 points.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 
 Keys = NDArray[np.int64]  # numbers of experts, counted over all layers
 
-HALF_LIFE = 128.0  # passes over all layers after which a use counts half
+HALF_LIFE = 16.0  # passes over all layers after which a use counts half
 
 
 class Policy(Protocol):

@@ -29,6 +29,7 @@ class Entry:
         pins: how many need it where it is.
         expected: it was asked for by a look-ahead whose layer has not come yet.
         ahead: it was read because it was expected, and has not been asked for since.
+        early: its read began because it was expected.
     """
 
     key: int
@@ -40,6 +41,7 @@ class Entry:
     pins: int = 0
     expected: bool = False
     ahead: bool = False
+    early: bool = False
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Table:
             slot = self._free.pop()
         else:
             places = np.flatnonzero(self._loose & ~self._expected)
-            if not places.size and not entry.expected:
+            if not places.size and entry.pins:
                 places = np.flatnonzero(self._loose)
             if not places.size:
                 return False

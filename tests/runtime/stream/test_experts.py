@@ -192,6 +192,28 @@ def test_need_goes_before_expectation() -> None:
     assert (done.ahead_reads, done.ahead_used, done.misses) == (3, 3, 3)
 
 
+def test_few_reads_for_what_is_only_expected() -> None:
+    """Of many readers two at a time read ahead, so that the others are there for what is needed."""
+    loader = FakeLoader(gate=threading.Event())
+    with streaming(loader, readers=6, slots=16) as stream:
+        stream.expect(2, range(8))
+        until(lambda: len(loader.reads) == 2)
+        work = Sum()
+
+        def release() -> None:
+            until(lambda: len(loader.reads) == 6)
+            assert sorted(loader.reads[:2]) == [(2, 0), (2, 1)]
+            assert sorted(loader.reads[2:]) == [(1, 0), (1, 1), (1, 2), (1, 3)]
+            assert loader.gate is not None
+            loader.gate.set()
+
+        stream.compute(1, [0, 1, 2, 3], work, release)
+        until(lambda: stream.statistics().reads == 12)
+        compute(stream, 2, range(8))
+    assert len(loader.reads) == 12
+    assert loader.most == 6
+
+
 def test_a_read_under_way_is_joined() -> None:
     loader = FakeLoader(gate=threading.Event())
     with streaming(loader, readers=1) as stream:
@@ -252,6 +274,25 @@ def test_what_is_expected_is_kept_until_its_layer_comes() -> None:
             compute(stream, 1, [expert])
         compute(stream, 2, [0, 1])
     assert loader.reads == [(2, 0), (2, 1), (1, 0), (1, 1), (1, 2)]
+
+
+def test_what_is_needed_may_be_expected_too() -> None:
+    """All slots hold what is expected, and what is needed is named as expected again while it waits."""
+    loader = FakeLoader()
+    with streaming(loader, slots=2, readers=1) as stream:
+        stream.expect(2, [0, 1])
+        until(lambda: stream.statistics().reads == 2)
+        loader.gate = threading.Event()
+        work = Sum()
+
+        def meanwhile() -> None:
+            stream.expect(1, [2, 3])
+            assert loader.gate is not None
+            loader.gate.set()
+
+        stream.compute(1, [1, 2, 3], work, meanwhile)
+        assert sorted(work.seen) == [(1, 1), (1, 2), (1, 3)]
+        compute(stream, 2, range(8))
 
 
 def test_more_is_expected_than_fits() -> None:

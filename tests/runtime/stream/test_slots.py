@@ -67,11 +67,11 @@ def test_who_is_expected_leaves_only_for_need() -> None:
     cache = table(2)
     put(cache, 1, expected=True), put(cache, 2, expected=True)
     assert not ask(cache, 3, expected=True)
-    assert ask(cache, 4)
+    assert ask(cache, 4, pins=1, expected=True)
     assert cache.entries.keys() == {2, 3, 4}
-    cache.entries[4].state = State.READY
+    cache.entries[4].state, cache.entries[4].pins, cache.entries[4].expected = State.READY, 0, False
     cache.settle(cache.entries[4])
-    assert ask(cache, 5)  # the one that nobody expects leaves, although it was used last
+    assert ask(cache, 5, pins=1)  # the one that nobody expects leaves, although it was used last
     assert cache.entries.keys() == {2, 3, 5}
 
 
