@@ -16,7 +16,7 @@ from runtime.opening import Options, open_weights
 from runtime.stream.replay import Recorder, Request, compare, contenders
 from runtime.tokenizer import load_tokenizer
 
-HALF_LIVES = (8.0, 32.0, 128.0, 512.0, float("inf"))
+HALF_LIVES = (8.0, 16.0, 32.0, 128.0, float("inf"))
 
 
 def record(model: Path, text: str, tokens: int) -> tuple[list[Request], tuple[int, ...], list[int]]:

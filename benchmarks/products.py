@@ -163,9 +163,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"unset {' and '.join(forced)}: numpy would not choose for itself")
     pool = options.pool << 20
     with threadpool_limits(1):
-        print(
-            f"G weights x inputs a second and core, and the ratio to numpy. {platform.machine()}, numpy {np.__version__}."
-        )
+        print("G weights x inputs a second and core, and in brackets the ratio to numpy's product in float32.")
+        print(f"Machine {platform.machine()}, numpy {np.__version__}, pools of {options.pool} MiB.")
         print()
         print("| weights | inputs | numpy, float32 | " + " | ".join(options.paths) + " |")
         print("|---|---|---|" + "---|" * len(options.paths))

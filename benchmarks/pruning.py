@@ -1,8 +1,8 @@
 """What pruning and weighted packing do to the bundled model: ``python -m benchmarks.pruning``.
 
-The first half of each held-out text calibrates, the second half is read; none of it was trained on. Prints two tables for
-the README: perplexity against the share of experts kept, by how they were ranked and on which text, and 3-bit containers with
-and without activation statistics at the same bytes.
+The first half of each held-out text calibrates, the second half is read; none of it was trained on. Prints two tables
+for the README: perplexity against the share of experts kept, by how they were ranked and on which text, and 3-bit
+containers with and without activation statistics at the same bytes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from packer.calibrate.model import open_for_pass, sampled_model
 from packer.calibrate.texts import Sample
 from packer.demo import Bundle, bundled
 from packer.logits_parity import compare_models
+from packer.model_stamp import ModelStamp
 from packer.pipeline import pack
 from packer.plan import make_plan
 from packer.prune.ranking import Wish, choose, shares
 from packer.prune_plan import LayerKeep, PrunePlan
-from packer.model_stamp import ModelStamp
 from packer.recipe import default_recipe, load_recipe
 from packer.statistics_file import Statistics
 from packer.statistics_types import Provenance, SampleLabel
@@ -68,9 +68,7 @@ def halves(bundle: Bundle, tokens: int) -> Texts:
 def statistics_of(bundle: Bundle, seen: Mapping[str, Windows], out: Path) -> Statistics:
     """Calibrate the bundled model on the windows of these labels."""
     stamp, config = sampled_model(bundle.checkpoint)
-    labels = tuple(
-        SampleLabel(name=name, tokens=sum(map(len, parts)), texts=()) for name, parts in seen.items()
-    )
+    labels = tuple(SampleLabel(name=name, tokens=sum(map(len, parts)), texts=()) for name, parts in seen.items())
     flat = tuple(window for parts in seen.values() for window in parts)
     label_of = tuple(number for number, parts in enumerate(seen.values()) for _ in parts)
     provenance = Provenance(model=stamp, labels=labels, window=WINDOW, tool="benchmark")

@@ -201,9 +201,9 @@ def _tensor(tensor: Tensor, heads: int, rng: np.random.Generator) -> bytes:
     deviation = 1.0 / math.sqrt(cols)
     if isinstance(tensor.parameters, group_int.Parameters):
         codes, scales = codecs.trunk_sections(tensor.codec, tensor.parameters, tensor.shape, where=tensor.name)
-        spread = (2**tensor.parameters.bits) / math.sqrt(12.0)  # of integers that are all equally likely
-        stored = rng.bytes(codes.bytes).ljust(align(codes.bytes, LINE), b"\0")
-        return stored + np.full(scales.bytes // 2, deviation / spread, "<f2").tobytes()
+        stored, spread = _integers(tensor.parameters.bits, codes.bytes, rng)
+        scale = np.full(scales.bytes // 2, deviation / spread, "<f2")
+        return stored.ljust(align(codes.bytes, LINE), b"\0") + scale.tobytes()
     if tensor.role == "norm" or tensor.name.endswith("_res_norm.weight"):
         values = np.ones(rows * cols, np.float32)
     elif tensor.name.endswith("A_log"):
@@ -214,6 +214,18 @@ def _tensor(tensor: Tensor, heads: int, rng: np.random.Generator) -> bytes:
     if tensor.dtype == "BF16":
         return (values.view("<u4") >> 16).astype("<u2").tobytes()
     return values.astype("<f4").tobytes()
+
+
+def _integers(bits: int, count: int, rng: np.random.Generator) -> tuple[bytes, float]:
+    """Bytes of integers whose mean is 0, and their standard deviation.
+
+    A mean of half an integer would do no harm in one product, but it grows from layer to layer until all tokens are
+    alike and choose the same experts.
+    """
+    if bits == 8:
+        return rng.integers(-127, 128, count, np.int8).tobytes(), math.sqrt(127 * 128 / 3)
+    low, high = (rng.integers(1, 16, count, np.uint8) for _ in range(2))  # 8 stands for 0
+    return (low | high << 4).tobytes(), math.sqrt(7 * 8 / 3)
 
 
 def main() -> None:

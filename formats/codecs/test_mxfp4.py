@@ -119,6 +119,18 @@ def test_mxfp4_value_beyond_float32():
         _decode(1, 2, [200], b"\x77", mxfp4.Parameters(50))
 
 
+@pytest.mark.parametrize("code", [b"\x00", b"\x01", b"\x88"])
+def test_mxfp4_factor_beyond_float32(code):
+    assert np.isfinite(_decode(1, 2, [247], code, mxfp4.Parameters(120))).all()  # 2**127
+    with pytest.raises(FormatError, match="row 0, column 0 exceeds float32"):
+        _decode(1, 2, [248], code, mxfp4.Parameters(120))
+
+
+def test_mxfp4_filling_half_counts_for_the_range():
+    """The high half of the last byte has no column, and 6 x 2**127 there is no value."""
+    assert _decode(1, 1, [254], b"\x73").tolist() == [[1.5 * 2.0**127]]
+
+
 def test_smallest_values_are_exact_under_the_largest_bias():
     assert _decode(1, 2, [0], b"\x91", mxfp4.Parameters(148))[0].tolist() == [2.0**-149, -(2.0**-149)]
 

@@ -7,7 +7,7 @@ container does not depend on it.
 
 Functions check dtypes, shapes and lengths before they cross to C, and raise ValueError for what only a programming
 error brings about. Arrays from files are checked by their codecs first. No function writes to its arguments unless
-it says so, and the compiled ones let go of the interpreter lock.
+it says so, and the compiled ones let go of the interpreter lock. Products on encoded weights are in ``products.py``.
 """
 
 from __future__ import annotations

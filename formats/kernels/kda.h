@@ -1,5 +1,5 @@
-/* Steps of Kimi delta attention (products.md): for each head and token S <- decay S; u = k S; S <- S + k (beta (v - u));
- * o = q S.
+/* Steps of Kimi delta attention (products.md): for each head and token S <- decay S; u = k S;
+ * S <- S + k (beta (v - u)); o = q S.
  *
  * Lanes are columns, which do not meet. A pass over the state writes a token's update, reads its output and at once
  * applies the decay of the next token and sums its u, so that T tokens take T + 1 passes. */

@@ -1,4 +1,4 @@
-/* What the files of the module formats.kernels._native share: taking arguments, checking lengths, letting go of the lock.
+/* What the files of the module formats.kernels._native share: taking arguments and checking lengths.
  *
  * Functions take the number of a path, then buffers, then integers. Shapes and dtypes are the business of the Python
  * wrappers; what is checked here is that no kernel can leave a buffer. */

@@ -5,13 +5,13 @@
  * entries; of several, one load a row picks them all. Tables of a batch of vectors, 24 KB at three stages of 256
  * entries (48 KB of sixteen inputs), stay in the first cache while all rows pass. */
 
-#define MAX_TOGETHER 16                     /* inputs side by side */
-#define BATCH_PLACES 8                      /* vectors of a batch times inputs side by side, unless one vector has more */
+#define MAX_TOGETHER 16 /* inputs side by side */
+#define BATCH_PLACES 8  /* vectors of a batch times inputs side by side, unless one vector has more */
 #define TABLE (MAX_ENTRIES * MAX_TOGETHER)
 
 /* What a product works in, beside the sums of rows. */
 struct rvq_work {
-    _Alignas(64) float books[MAX_STAGES][DIMENSION][MAX_ENTRIES * BATCH_PLACES]; /* each entry `repeated` times, then 0 */
+    _Alignas(64) float books[MAX_STAGES][DIMENSION][MAX_ENTRIES * BATCH_PLACES]; /* each number `repeated` times */
     _Alignas(64) float tables[MAX_STAGES * TABLE];                               /* [vector][stage][entry][input] */
     float entries[MAX_STAGES][MAX_ENTRIES][DIMENSION];
     int stages;

@@ -1,9 +1,10 @@
 /* Transposed products: sums over rows, each column a chain of fused multiply-adds (products.md).
  *
  * Columns are taken in runs that stay in the first cache with their weights as float32; four rows at a time join the
- * sums, which stand in the output. */
+ * sums, which stand in the output. Of many inputs some at a time are taken, each with a pass over the weights. */
 
 #define RUN_COLUMNS 1024
+#define PART_SUMS 16 /* inputs whose sums are worked on in one pass over the weights */
 
 /* Adds up to four rows of weights float32 [rows][RUN_COLUMNS] to the sums of `width` columns of every input. */
 static void add_rows(const struct transposed *p, const float *weights, int64_t row, const int rows, int64_t left,
@@ -26,11 +27,17 @@ static void add_rows(const struct transposed *p, const float *weights, int64_t r
     }
 }
 
-static void clear_sums(const struct transposed *p)
+/* The part of a product with the inputs from t on, its sums at zero. */
+static struct transposed cleared_part(const struct transposed *p, int64_t t)
 {
-    for (int64_t t = 0; t < p->count; t++) {
-        memset(p->out + t * p->width + p->at, 0, (size_t)(p->stop - p->first) * sizeof(float));
+    struct transposed part = *p;
+    part.inputs += t * (p->row_stop - p->row_first);
+    part.out += t * p->width;
+    part.count = p->count - t < PART_SUMS ? p->count - t : PART_SUMS;
+    for (int64_t k = 0; k < part.count; k++) {
+        memset(part.out + k * p->width + p->at, 0, (size_t)(p->stop - p->first) * sizeof(float));
     }
+    return part;
 }
 
 /* Fetches about what columns left to left + width of a row take, where rows have `stride` bytes. */
@@ -44,7 +51,6 @@ static void fetch_run(const struct transposed *p, const uint8_t *codes, int64_t 
 /* Calls decode(row, left, width, to) for all rows and runs of columns; runs start at multiples of `unit`. While some
  * rows are worked on, the next ones are fetched. */
 #define FOR_RUNS(p, unit, codes, stride, decode)                                                          \
-    clear_sums(p);                                                                                        \
     for (int64_t left = (p)->first, width; left < (p)->stop; left += width) {                             \
         const int64_t end = (left / (unit) + 1) * (unit);                                                 \
         width = (end < (p)->stop ? end : (p)->stop) - left;                                               \
@@ -71,12 +77,15 @@ static void PATH(transposed_raw)(const struct transposed *p, const uint8_t *valu
 #define F32_RUN(row, left, width, to) memcpy(to, RAW_FROM(row, left), (size_t)(width) * sizeof(float))
 #define BF16_RUN(row, left, width, to) PATH(bfloat16_to_single)(HALVES_FROM(row, left), width, to)
 #define F16_RUN(row, left, width, to) PATH(half_to_single)(HALVES_FROM(row, left), width, to)
-    if (kind == RAW_F32) {
-        FOR_RUNS(p, RUN_COLUMNS, values, p->cols * size, F32_RUN)
-    } else if (kind == RAW_BF16) {
-        FOR_RUNS(p, RUN_COLUMNS, values, p->cols * size, BF16_RUN)
-    } else {
-        FOR_RUNS(p, RUN_COLUMNS, values, p->cols * size, F16_RUN)
+    for (int64_t t = 0; t < p->count; t += PART_SUMS) {
+        const struct transposed part = cleared_part(p, t);
+        if (kind == RAW_F32) {
+            FOR_RUNS(&part, RUN_COLUMNS, values, p->cols * size, F32_RUN)
+        } else if (kind == RAW_BF16) {
+            FOR_RUNS(&part, RUN_COLUMNS, values, p->cols * size, BF16_RUN)
+        } else {
+            FOR_RUNS(&part, RUN_COLUMNS, values, p->cols * size, F16_RUN)
+        }
     }
 }
 
@@ -102,5 +111,8 @@ static void PATH(transposed_group_int)(const struct transposed *p, const uint8_t
 {
     struct group_int m = group_int(codes, scales, p->cols, bits, group, exponent);
 #define GROUP_RUN(row, left, width, to) decode_group(&m, bits, p->cols, row, left, width, to)
-    FOR_RUNS(p, group, codes, m.stride, GROUP_RUN)
+    for (int64_t t = 0; t < p->count; t += PART_SUMS) {
+        const struct transposed part = cleared_part(p, t);
+        FOR_RUNS(&part, group, codes, m.stride, GROUP_RUN)
+    }
 }

@@ -12,32 +12,44 @@
 #define LINE_BYTES 64
 #define WIDE 16
 #define MOST_ROWS 4 /* of a tile with one input; with several it has ROWS_TOGETHER and INPUTS_TOGETHER */
+#define PART 32     /* inputs that are multiplied in one pass over the weights: few enough for the second cache */
 #define MXFP4_GROUP 32
 #define MAX_GROUP 1024
 
-/* Inputs float32 [count][stride], zero from `cols` on, on lines of 64 bytes; `owned` is what to free. */
+/* Some inputs float32 [count][stride], zero from `cols` on, on lines of 64 bytes; `owned` is what to free. */
 struct filled {
     void *owned;
     float *x;
     int64_t stride;
 };
 
-/* `memory` bytes on a line of 64, in *owned if there is enough memory. */
+/* `bytes` of memory on a line of 64, in *owned if there is enough. */
 static void *lines(int64_t bytes, void **owned)
 {
     *owned = malloc((size_t)bytes + 64);
     return *owned ? (char *)*owned + (64 - (uintptr_t)*owned % 64) : NULL;
 }
 
-static struct filled fill(const struct product *p, int64_t unit)
+/* Room for as many inputs as a part of the product has; no x if memory is short. */
+static struct filled room_for(const struct product *p, int64_t unit)
 {
     struct filled f = {NULL, NULL, (p->cols + unit - 1) / unit * unit};
-    f.x = lines(p->count * f.stride * (int64_t)sizeof(float), &f.owned);
-    for (int64_t t = 0; f.x && t < p->count; t++) {
-        memcpy(f.x + t * f.stride, p->inputs + t * p->cols, (size_t)p->cols * sizeof(float));
-        memset(f.x + t * f.stride + p->cols, 0, (size_t)(f.stride - p->cols) * sizeof(float));
-    }
+    f.x = lines((p->count < PART ? p->count : PART) * f.stride * (int64_t)sizeof(float), &f.owned);
     return f;
+}
+
+/* The part of a product with the inputs from t on, filled into f. */
+static struct product part_from(const struct product *p, int64_t t, struct filled *f)
+{
+    struct product part = *p;
+    part.inputs += t * p->cols;
+    part.out += t * p->width;
+    part.count = p->count - t < PART ? p->count - t : PART;
+    for (int64_t k = 0; k < part.count; k++) {
+        memcpy(f->x + k * f->stride, part.inputs + k * p->cols, (size_t)p->cols * sizeof(float));
+        memset(f->x + k * f->stride + p->cols, 0, (size_t)(f->stride - p->cols) * sizeof(float));
+    }
+    return part;
 }
 
 /* Where the result of a row and an input goes. */
@@ -47,29 +59,29 @@ PATH_INLINE float *result(const struct product *p, int64_t row, int64_t t)
 }
 
 /* Calls tile(row, t, rows, inputs), the last two known to the compiler, for all rows and inputs. */
-#define FOR_TILES(p, tile)                                                                     \
-    const int64_t high = (p)->count > 1 ? ROWS_TOGETHER : MOST_ROWS;                               \
-    for (int64_t row = (p)->first, rows; row < (p)->stop; row += rows) {                       \
-        rows = (p)->stop - row >= high ? high : 1;                                             \
-        for (int64_t t = 0, inputs; t < (p)->count; t += inputs) {                             \
-            const int64_t left = (p)->count - t;                                               \
-            inputs = left >= INPUTS_TOGETHER ? INPUTS_TOGETHER : left >= 2 ? 2 : 1;                    \
-            if (rows == MOST_ROWS && inputs == 1) {                                            \
-                tile(row, t, MOST_ROWS, 1);                                                    \
-            } else if (rows == ROWS_TOGETHER && inputs == INPUTS_TOGETHER) {                           \
-                tile(row, t, ROWS_TOGETHER, INPUTS_TOGETHER);                                          \
-            } else if (rows == ROWS_TOGETHER && inputs == 2) {                                     \
-                tile(row, t, ROWS_TOGETHER, 2);                                                    \
-            } else if (rows == ROWS_TOGETHER) {                                                    \
-                tile(row, t, ROWS_TOGETHER, 1);                                                    \
-            } else if (inputs == INPUTS_TOGETHER) {                                                \
-                tile(row, t, 1, INPUTS_TOGETHER);                                                  \
-            } else if (inputs == 2) {                                                          \
-                tile(row, t, 1, 2);                                                            \
-            } else {                                                                           \
-                tile(row, t, 1, 1);                                                            \
-            }                                                                                  \
-        }                                                                                      \
+#define FOR_TILES(p, tile)                                                          \
+    const int64_t high = (p)->count > 1 ? ROWS_TOGETHER : MOST_ROWS;                \
+    for (int64_t row = (p)->first, rows; row < (p)->stop; row += rows) {            \
+        rows = (p)->stop - row >= high ? high : 1;                                  \
+        for (int64_t t = 0, inputs; t < (p)->count; t += inputs) {                  \
+            const int64_t left = (p)->count - t;                                    \
+            inputs = left >= INPUTS_TOGETHER ? INPUTS_TOGETHER : left >= 2 ? 2 : 1; \
+            if (rows == MOST_ROWS && inputs == 1) {                                 \
+                tile(row, t, MOST_ROWS, 1);                                         \
+            } else if (rows == ROWS_TOGETHER && inputs == INPUTS_TOGETHER) {        \
+                tile(row, t, ROWS_TOGETHER, INPUTS_TOGETHER);                       \
+            } else if (rows == ROWS_TOGETHER && inputs == 2) {                      \
+                tile(row, t, ROWS_TOGETHER, 2);                                     \
+            } else if (rows == ROWS_TOGETHER) {                                     \
+                tile(row, t, ROWS_TOGETHER, 1);                                     \
+            } else if (inputs == INPUTS_TOGETHER) {                                 \
+                tile(row, t, 1, INPUTS_TOGETHER);                                   \
+            } else if (inputs == 2) {                                               \
+                tile(row, t, 1, 2);                                                 \
+            } else {                                                                \
+                tile(row, t, 1, 1);                                                 \
+            }                                                                       \
+        }                                                                           \
     }
 
 /* How far the next tile of rows lies ahead, of which each tile fetches the lines; 0 if there is none. */
@@ -78,8 +90,8 @@ PATH_INLINE int64_t next_tile(const struct product *p, int64_t row, int rows, in
     return row + 2 * rows <= p->stop ? rows * stride : 0;
 }
 
-#define TILE_ROWS_AND_INPUTS           \
-    for (int r = 0; r < rows; r++)     \
+#define TILE_ROWS_AND_INPUTS       \
+    for (int r = 0; r < rows; r++) \
         for (int j = 0; j < inputs; j++)
 
 /* Plain weights. */
@@ -125,17 +137,20 @@ PATH_INLINE void raw_tile(const struct product *p, const uint8_t *values, const 
 
 static int PATH(multiply_raw)(const struct product *p, const uint8_t *values, int kind)
 {
-    struct filled f = fill(p, WIDE);
+    struct filled f = room_for(p, WIDE);
     if (!f.x) return 0;
-#define RAW_F32_TILE(row, t, rows, inputs) raw_tile(p, values, RAW_F32, &f, row, t, rows, inputs)
-#define RAW_BF16_TILE(row, t, rows, inputs) raw_tile(p, values, RAW_BF16, &f, row, t, rows, inputs)
-#define RAW_F16_TILE(row, t, rows, inputs) raw_tile(p, values, RAW_F16, &f, row, t, rows, inputs)
-    if (kind == RAW_F32) {
-        FOR_TILES(p, RAW_F32_TILE)
-    } else if (kind == RAW_BF16) {
-        FOR_TILES(p, RAW_BF16_TILE)
-    } else {
-        FOR_TILES(p, RAW_F16_TILE)
+#define RAW_F32_TILE(row, t, rows, inputs) raw_tile(&part, values, RAW_F32, &f, row, t, rows, inputs)
+#define RAW_BF16_TILE(row, t, rows, inputs) raw_tile(&part, values, RAW_BF16, &f, row, t, rows, inputs)
+#define RAW_F16_TILE(row, t, rows, inputs) raw_tile(&part, values, RAW_F16, &f, row, t, rows, inputs)
+    for (int64_t first = 0; first < p->count; first += PART) {
+        const struct product part = part_from(p, first, &f);
+        if (kind == RAW_F32) {
+            FOR_TILES(&part, RAW_F32_TILE)
+        } else if (kind == RAW_BF16) {
+            FOR_TILES(&part, RAW_BF16_TILE)
+        } else {
+            FOR_TILES(&part, RAW_F16_TILE)
+        }
     }
     free(f.owned);
     return 1;
@@ -204,12 +219,15 @@ PATH_INLINE void mxfp4_tile(const struct product *p, const struct mxfp4 *m, cons
 static int PATH(multiply_mxfp4)(const struct product *p, const uint8_t *codes, const uint8_t *scales, int bias)
 {
     struct mxfp4 m = {codes, scales, {0}};
-    struct filled f = fill(p, MXFP4_GROUP);
+    struct filled f = room_for(p, MXFP4_GROUP);
     if (!f.x) return 0;
-    split(&f, p->count);
     for (int b = 0; b < 256; b++) m.factors[b] = ldexpf(1.0f, b - bias);
-#define MXFP4_TILE(row, t, rows, inputs) mxfp4_tile(p, &m, &f, row, t, rows, inputs)
-    FOR_TILES(p, MXFP4_TILE)
+#define MXFP4_TILE(row, t, rows, inputs) mxfp4_tile(&part, &m, &f, row, t, rows, inputs)
+    for (int64_t first = 0; first < p->count; first += PART) {
+        const struct product part = part_from(p, first, &f);
+        split(&f, part.count);
+        FOR_TILES(&part, MXFP4_TILE)
+    }
     free(f.owned);
     return 1;
 }
@@ -309,14 +327,17 @@ static int PATH(multiply_group_int)(const struct product *p, const uint8_t *code
                                     int64_t group, int exponent)
 {
     struct group_int m = group_int(codes, scales, p->cols, bits, group, exponent);
-    struct filled f = fill(p, WIDE);
+    struct filled f = room_for(p, WIDE);
     if (!f.x) return 0;
-#define GROUP_8_TILE(row, t, rows, inputs) group_int_tile(p, &m, 8, &f, row, t, rows, inputs)
-#define GROUP_4_TILE(row, t, rows, inputs) group_int_tile(p, &m, 4, &f, row, t, rows, inputs)
-    if (bits == 8) {
-        FOR_TILES(p, GROUP_8_TILE)
-    } else {
-        FOR_TILES(p, GROUP_4_TILE)
+#define GROUP_8_TILE(row, t, rows, inputs) group_int_tile(&part, &m, 8, &f, row, t, rows, inputs)
+#define GROUP_4_TILE(row, t, rows, inputs) group_int_tile(&part, &m, 4, &f, row, t, rows, inputs)
+    for (int64_t first = 0; first < p->count; first += PART) {
+        const struct product part = part_from(p, first, &f);
+        if (bits == 8) {
+            FOR_TILES(&part, GROUP_8_TILE)
+        } else {
+            FOR_TILES(&part, GROUP_4_TILE)
+        }
     }
     free(f.owned);
     return 1;

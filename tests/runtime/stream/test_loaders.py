@@ -252,3 +252,18 @@ def test_a_scale_that_is_no_number(tmp_path: Path, checkpoint_at: Callable[[Path
     with pytest.raises(FormatError, match="layer 2 expert 3 down"):
         load(loader, 2, 3)
     load(loader, 2, 2)
+
+
+def test_reading_a_part_of_a_tensor_into_memory(checkpoint_at: Callable[[Path], OpenCheckpoint]) -> None:
+    checkpoint = checkpoint_at(DATA / "kimi-linear-tiny").checkpoint
+    name = "model.norm.weight"
+    whole = checkpoint.read(name)
+    target = bytearray(20)
+    checkpoint.read_into(name, memoryview(target)[3:13], 6)
+    assert bytes(target) == bytes(3) + whole[6:16] + bytes(7)
+    checkpoint.read_into(name, memoryview(b""), len(whole))
+    for start in (-1, len(whole) - 9):
+        with pytest.raises(UsageError, match="range"):
+            checkpoint.read_into(name, memoryview(bytearray(10)), start)
+    with pytest.raises(UsageError, match="no such tensor"):
+        checkpoint.read_into("model.nothing", memoryview(bytearray(1)))
