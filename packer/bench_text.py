@@ -60,7 +60,7 @@ def show_bench(output: Output, found: Bench) -> None:
     stream = together.stream
     share = human_number(100 * stream.hit_rate) if stream.asked else "-"
     output.line(f"cache      {share} % of {stream.asked} experts found in memory or on the way")
-    output.line(f"           {stream.ahead_reads} read ahead, {stream.ahead_used} of them used")
+    output.line(f"           {stream.ahead_reads} read ahead now, {stream.ahead_used} that had been were used")
     output.line(f"waiting    {1000 * together.stall_seconds / found.tokens:.2f} ms a token")
     if found.ratio is not None:
         output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")

@@ -9,7 +9,7 @@ from typing import Any
 from formats.container import open_container
 from formats.manifest import ASSETS_DIR
 from packer.output import Output, human_bytes
-from runtime.budget import Floor, Part, Shape, floor_of
+from runtime.budget import MIB, Floor, Part, Shape, floor_of
 from runtime.description import describe_container
 from runtime.stream.container import container_needs
 from runtime.tokenizer import TOKEN_BYTES
@@ -80,7 +80,7 @@ def show_memory(output: Output, plan: MemoryPlan) -> None:
         (name, *(human_bytes(side[name]) if name in side else "" for side in (resident, streamed))) for name in names
     ]
     floors = (plan.floor.resident_bytes, plan.floor.streamed_bytes)
-    rows.append(("the least --budget", *(human_bytes(size) for size in floors)))
+    rows.append(("the least --budget", *(f"{-(-size // MIB)} MiB" for size in floors)))  # as it can be typed
     rows.append(("", *(f"{size} bytes" for size in floors)))
     output.table("", ("part", ">trunk resident", ">trunk streamed"), rows)
     if plan.experts:

@@ -291,6 +291,7 @@ def _parity(
         sum(result.exact for result in (*records, *tensors)),
         len(checkpoint.tensors),
         len(unaccounted),
+        manifest.coverage.dropped,
     )
     return figures, [*other_source(manifest, checkpoint, model, covered, problems), *problems]
 

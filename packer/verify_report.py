@@ -58,6 +58,7 @@ class Parity:
         exact_tensors: source tensors whose bytes the container holds bit for bit.
         source_tensors: all tensors of the source.
         unaccounted: those without a fate.
+        dropped: those that a rule or a prune plan leaves out, as the manifest says.
     """
 
     experts: ErrorSummary
@@ -65,6 +66,7 @@ class Parity:
     exact_tensors: int
     source_tensors: int
     unaccounted: int
+    dropped: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The members that only level ``parity`` has in JSON."""
@@ -74,6 +76,7 @@ class Parity:
             "exact_tensors": self.exact_tensors,
             "source_tensors": self.source_tensors,
             "unaccounted": self.unaccounted,
+            "dropped": self.dropped,
         }
 
 

@@ -29,6 +29,7 @@ def show_report(output: Output, report: VerifyReport) -> None:
         output.line(
             f"source     {tensors}, {report.parity.exact_tensors} of them bit for bit,"
             f" {report.parity.unaccounted} unaccounted for"
+            + (f", {report.parity.dropped} dropped by rule" if report.parity.dropped else "")
         )
     if report.logits is not None:
         _show_logits(output, report.logits)

@@ -17,7 +17,7 @@ from runtime.assets import read_config
 from runtime.generate import Model, Wishes, check_room, end_ids, generate
 from runtime.sampling import Sampling
 from runtime.session import SessionStatistics
-from runtime.tokenizer import Tokenizer, load_tokenizer
+from runtime.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 
 
 class RunningModel(Model, Protocol):
@@ -46,19 +46,27 @@ class Writer:
     """A conversation with a model.
 
     Args:
-        tokenizer: None if tokens are given and shown as ids.
+        tokenizer: None if tokens are shown as ids.
         first: ids of the prompt, without the token that a text begins with; empty where prompts come later.
         wishes: how much is written, and how.
         special: show special tokens by their spelling.
+        begin: id that goes before the first prompt, or None.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, first: tuple[int, ...], wishes: Wishes, special: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        first: tuple[int, ...],
+        wishes: Wishes,
+        special: bool,
+        begin: int | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self._first = first
         self._wishes = wishes
         self._special = special
         self._generator = wishes.sampling.generator()
-        self._pending: tuple[int, ...] = () if tokenizer is None or tokenizer.begin is None else (tokenizer.begin,)
+        self._pending: tuple[int, ...] = () if begin is None else (begin,)
         self._record = _Record()
 
     @property
@@ -78,23 +86,28 @@ class Writer:
         ids = self._first if prompt is None or self.tokenizer is None else tuple(self.tokenizer.encode(prompt))
         ids = (*self._pending, *ids)
         check_room(model, len(ids), self._wishes.tokens)
-        record, began, count = self._record, time.monotonic(), 0
+        record, began = self._record, time.monotonic()
         record.prompt_tokens += len(ids)
-        for piece in generate(model, self.tokenizer, ids, self._wishes, self._generator, special=self._special):
+        pieces = generate(model, self.tokenizer, ids, self._wishes, self._generator, special=self._special)
+        for count, piece in enumerate(pieces):
             now = time.monotonic()
             if count == 0:
                 record.prompt_seconds += now - began
-                began = now
-            count += 1
+            else:  # counted at once: an interrupted answer has its rate, too
+                record.seconds += now - began
+                record.timed += 1
+            began = now
             record.tokens.append(piece.token)
             record.ending = piece.ending
             self._pending = (piece.token,)
-            text = piece.text if self.tokenizer is not None else f"{' ' if count > 1 else ''}{piece.token}"
+            text = piece.text if self.tokenizer is not None else f"{' ' if count else ''}{piece.token}"
             record.text.append(text)
             yield text
-        if count:
-            record.seconds += time.monotonic() - began
-            record.timed += count - 1
+
+    @property
+    def has_written(self) -> bool:
+        """Whether there is a token to report on."""
+        return bool(self._record.tokens)
 
     def summary(self, statistics: SessionStatistics) -> str:
         """One line for people."""
@@ -148,11 +161,12 @@ def make_writer(path: Path, options: WritingOptions, *, text: str | None, ids: s
     sampling = Sampling(options.temperature, options.top_p, options.seed)
     wishes = Wishes(options.count, sampling, options.stops, end_ids(path))
     if ids is not None:
-        if options.stops:
-            raise UsageError("there is no text to stop in", where="--stop", hint="--ids gives and shows ids alone")
-        return Writer(None, tuple(parse_ids(ids, vocabulary, where="--ids")), wishes, special)
+        speaking = load_tokenizer(path, vocabulary) if has_tokenizer(path) else None
+        if options.stops and speaking is None:
+            raise UsageError("there is no text to stop in", where="--stop", hint="the model has no tokenizer")
+        return Writer(speaking, tuple(parse_ids(ids, vocabulary, where="--ids")), wishes, special)
     tokenizer = load_tokenizer(path, vocabulary)
     first = () if text is None else tuple(tokenizer.encode(text))
     if text is not None and not first:
         raise UsageError("prompt is empty", where="PROMPT", expected="at least one token")
-    return Writer(tokenizer, first, wishes, special)
+    return Writer(tokenizer, first, wishes, special, tokenizer.begin)

@@ -140,6 +140,11 @@ class TextStream:
         return held
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a tokenizer lies beside a model's weights; errors are those of :func:`load_tokenizer`."""
+    return RANKS_NAME in read_assets(path, (RANKS_NAME,))
+
+
 def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     """The tokenizer that lies beside a model's weights.
 

@@ -64,20 +64,14 @@ PATH_INLINE float *result(const struct product *p, int64_t row, int64_t t)
     for (int64_t row = (p)->first, rows; row < (p)->stop; row += rows) {            \
         rows = (p)->stop - row >= high ? high : 1;                                  \
         for (int64_t t = 0, inputs; t < (p)->count; t += inputs) {                  \
-            const int64_t left = (p)->count - t;                                    \
+            const int64_t left = rows == high ? (p)->count - t : 1;                 \
             inputs = left >= INPUTS_TOGETHER ? INPUTS_TOGETHER : left >= 2 ? 2 : 1; \
-            if (rows == MOST_ROWS && inputs == 1) {                                 \
-                tile(row, t, MOST_ROWS, 1);                                         \
-            } else if (rows == ROWS_TOGETHER && inputs == INPUTS_TOGETHER) {        \
+            if (inputs == INPUTS_TOGETHER) {                                        \
                 tile(row, t, ROWS_TOGETHER, INPUTS_TOGETHER);                       \
-            } else if (rows == ROWS_TOGETHER && inputs == 2) {                      \
-                tile(row, t, ROWS_TOGETHER, 2);                                     \
-            } else if (rows == ROWS_TOGETHER) {                                     \
-                tile(row, t, ROWS_TOGETHER, 1);                                     \
-            } else if (inputs == INPUTS_TOGETHER) {                                 \
-                tile(row, t, 1, INPUTS_TOGETHER);                                   \
             } else if (inputs == 2) {                                               \
-                tile(row, t, 1, 2);                                                 \
+                tile(row, t, ROWS_TOGETHER, 2);                                     \
+            } else if (rows == MOST_ROWS) {                                         \
+                tile(row, t, MOST_ROWS, 1);                                         \
             } else {                                                                \
                 tile(row, t, 1, 1);                                                 \
             }                                                                       \

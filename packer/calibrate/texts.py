@@ -92,7 +92,7 @@ def make_sample(
             raise UsageError(
                 f"label {name} has less text than one window",
                 where="--text",
-                expected=f"at least {step} tokens in a file",
+                expected=f"at least {step} tokens in a file" + (", besides the one that begins a text" if head else ""),
                 found=f"{found} tokens",
                 hint="give more text, or a smaller --window",
             )

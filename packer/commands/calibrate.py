@@ -30,7 +30,14 @@ MAX_WINDOW = 1 << 16
 @click.option("--text", "texts", multiple=True, metavar="[LABEL=]FILE[,...]", help="Sample text, by label if you like.")
 @click.option("--ids", multiple=True, metavar="[LABEL=]FILE[,...]", help="The same as files of token ids.")
 @click.option("--out", required=True, type=typed, metavar="STATS", help="The statistics file to write.")
-@click.option("--window", type=click.IntRange(2, MAX_WINDOW), default=2048, show_default=True, metavar="N")
+@click.option(
+    "--window",
+    type=click.IntRange(2, MAX_WINDOW),
+    default=2048,
+    show_default=True,
+    metavar="N",
+    help="Tokens that are seen together, the one that begins a text included.",
+)
 @click.option("--budget", metavar="SIZE", help="Ceiling of all memory for the model, e.g. 8GiB.")
 @click.option("--threads", type=click.IntRange(1, 1 << 10), metavar="N", help="For arithmetic.")
 @common_options
@@ -126,7 +133,7 @@ def _print(output: Output, coverage: Sequence[Coverage], out: Path) -> None:
         )
         for item in coverage
     ]
-    columns = ("text", ">tokens", ">never routed", ">hardly (1-15)", "layers with most of them")
+    columns = ("text", ">tokens", ">never routed", ">hardly (1-15)", "layers with most never routed")
     output.table("experts by how often they were routed", columns, rows)
     if any(item.never for item in coverage):
         output.hint("an expert that no text needs would be dropped first: what the text lacks is what will be lost")

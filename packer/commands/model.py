@@ -71,7 +71,10 @@ def model_options(function: Callable[..., int]) -> Callable[..., int]:
         ModelOptions,
         click.option("--budget", metavar="SIZE", help="Ceiling of all memory for the model, e.g. 8GiB."),
         click.option(
-            "--context", type=click.IntRange(1, MAX_CONTEXT), metavar="N", help="Tokens that the state can hold."
+            "--context",
+            type=click.IntRange(1, MAX_CONTEXT),
+            metavar="N",
+            help="Tokens that the state can hold; by default as many as are asked for, or 4096.",
         ),
         click.option(
             "--chunk",

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     type=click.Choice(("uniform", "global", "graded")),
     default="uniform",
     show_default=True,
-    help="The same number in each layer; all layers ranked together; or the best experts lossless.",
+    help="The same number in each layer; all layers ranked together, each with four times a token's experts at least;"
+    " or the same number, the best of them lossless.",
 )
-@click.option("--lossless", default="10%", show_default=True, metavar="N|P%", help="Of the kept, in mode graded.")
+@click.option("--lossless", metavar="N|P%", help="Of the kept, in mode graded; by default a tenth.")
 @click.option("--sources", metavar="LABEL,...", help="Labels of the text that counts; by default all, equally.")
 @click.option("--out", required=True, type=typed, metavar="PLAN", help="The plan to write (TOML).")
 @click.option("--html", type=typed, metavar="F", help="Write a page with plots as well.")
@@ -36,7 +37,7 @@ def prune(
     statistics: Path,
     keep: str,
     mode: str,
-    lossless: str,
+    lossless: str | None,
     sources: str | None,
     out: Path,
     html: Path | None,
@@ -58,6 +59,8 @@ def prune(
     from packer.report.plots import check_plots
     from packer.statistics_file import open_statistics
 
+    if lossless is not None and mode != "graded":
+        raise UsageError("only mode graded keeps experts lossless", where="--lossless", hint="add --mode graded")
     check_free(out)
     if html == out:
         raise UsageError("plan and page have the same name", where="--html", found=html)
@@ -66,7 +69,7 @@ def prune(
         check_plots()
     opened = open_statistics(statistics)
     labels = [] if sources is None else [label.strip() for label in sources.split(",")]
-    pruning = plan_pruning(opened, keep=keep, mode=mode, lossless=lossless, sources=labels)
+    pruning = plan_pruning(opened, keep=keep, mode=mode, lossless=lossless or "10%", sources=labels)
     write_prune_plan(out, pruning.plan)
     if html is not None:
         from packer.report.prune_page import write_prune_page

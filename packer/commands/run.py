@@ -51,14 +51,15 @@ def run(
 ) -> int:
     """Let the model in CONTAINER go on from PROMPT. The text appears token by token.
 
-    The same prompt, options and seed give the same text, whatever the budget, threads and reading are. A model without
-    a tokenizer takes --ids and answers with ids. -v shows special tokens by their names.
+    The same prompt, options and seed give the same text, whatever the budget, threads and reading are. --ids takes the
+    place of a prompt where markers are needed that no text can spell, or where a model has no tokenizer; such a model
+    answers with ids. CONTAINER may be a checkpoint as well. -v shows special tokens by their names.
 
     \b
     Examples:
       moepack run model.moepack "def fibonacci(n):" -n 100
       moepack run model.moepack "Once" --temperature 0 --budget 8GiB
-      moepack run model.moepack --interactive --stop "\\n\\n"
+      moepack run model.moepack --interactive --stop $'\\n\\n'
     """
     from packer.writing import make_writer
 
@@ -85,7 +86,7 @@ def run(
             raise
         finally:
             show_notes(output, session)
-            if not output.quiet:
+            if writer.has_written and not output.quiet:
                 output.note(writer.summary(session.statistics()))
         _finish(output, writer.document(session))
     return 0

@@ -101,7 +101,10 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
     statistics = None if options.stats is None else open_statistics(options.stats)
     limited = changed if statistics is None else with_weighted_limit(changed, settings)
     if limited != changed:
-        output.note("note: limit of experts: 1, as columns that the statistics weigh little may lose much")
+        output.note(
+            "note: --stats raises the limit of expert errors to 1: they are measured with all columns alike, and"
+            " columns that carry little may lose much; --set experts.max_rel_error=X sets another"
+        )
     for note in moved_limits(recipe, changed, settings):
         output.note(f"note: {note}")
     origin = provenance_of(checkpoint, repository=options.repository, commit=options.commit)

@@ -27,7 +27,9 @@ from runtime.machine import processors
 @click.argument("container", type=typed)
 @click.option("--source", metavar="DIR", type=typed, help="The checkpoint directory, for levels parity and logits.")
 @click.option(
-    "--level", type=click.Choice((*LEVELS, LOGITS)), help="By default hashes, and parity if a source is given."
+    "--level",
+    type=click.Choice((*LEVELS, LOGITS)),
+    help="By default hashes, parity if a source is given, and logits if text or a limit of them is.",
 )
 @click.option(
     "--sample", type=float, metavar="P", help="Look at this share of the records only, above 0 and at most 1."

@@ -104,6 +104,10 @@ def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, source
         lossless=parse_keep(lossless, parse_keep(keep, model.experts, where="--keep"), where="--lossless"),
         per_token=model.experts_per_token,
     )
+    if wish.mode == "graded" and wish.lossless > wish.keep:
+        raise UsageError(
+            "more experts lossless than stay", where="--lossless", expected=f"at most {wish.keep}", found=wish.lossless
+        )
     scores: dict[int, Double] = {}
     halves: tuple[dict[int, Double], dict[int, Double]] = ({}, {})
     for layer in statistics.layers:  # one layer's sums are held at a time: all of Kimi K3's are 2.2 GB

@@ -119,6 +119,22 @@ def test_run_10_no_tokens_asked_gives_an_empty_result(speaking: Speaking, capsys
     assert (document["text"], document["ids"], document["tokens_per_second"]) == ("", [], None)
 
 
+def test_ids_are_answered_with_text_where_there_is_a_tokenizer(
+    speaking: Speaking, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["-n", "5", "--temperature", "0", "--json"]
+    assert run(["run", str(speaking.container), "--ids", "1,2", *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    tokenizer = load_tokenizer(speaking.container, 512)
+    assert document["prompt_tokens"] == 2  # no token that begins a text is put before given ids
+    assert document["text"] == tokenizer.decode(token for token in document["ids"] if token not in tokenizer.names)
+
+
+def test_there_is_no_text_to_stop_in_without_a_tokenizer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", str(DATA / "k3-tiny"), "--ids", "1", "--stop", "x"]) == 2
+    assert "there is no text to stop in" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -132,7 +148,6 @@ def test_run_10_no_tokens_asked_gives_an_empty_result(speaking: Speaking, capsys
         (["hello", "--top-p", "0"], 2, "top-p is out of range"),
         (["hello", "--seed", "-1"], 2, "seed is out of range"),
         (["hello", "--stop", ""], 2, "stop strings are empty"),
-        (["--ids", "1", "--stop", "x"], 2, "there is no text to stop in"),
         (["--ids", "512"], 2, "entry 1 is no token id"),
         (["hello", "-n", "9", "--context", "8"], 2, "do not fit into the context"),
         (["--interactive", "--json"], 2, "--json prints one object"),
