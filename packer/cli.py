@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; those of the process by default.
     """
     try:
+        open_missing_streams()
         use_utf8()
         intruder = find_intruder()
         if intruder is not None:
@@ -46,6 +48,13 @@ def find_intruder() -> str | None:
         if any(place.resolve().parent != home for place in places):
             return f"another package called {name} is in the way (expected in {str(home)!a}, found {str(places[0])!a})"
     return None
+
+
+def open_missing_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr ones that hold and take nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for the whole process
 
 
 def use_utf8() -> None:

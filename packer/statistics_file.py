@@ -52,6 +52,7 @@ from packer.statistics_types import (
     check_layer,
     check_sums,
     check_tokens,
+    checked,
     layer_tables,
 )
 from packer.system import SYSTEM, System
@@ -252,16 +253,7 @@ def _provenance(metadata: Mapping[str, str], where: str) -> Provenance:
         raise FormatError("metadata have other members", where=where, expected="format, version, provenance")
     place = f"{where}: provenance"
     document = strict_json.parse_object(metadata["provenance"].encode(), where=place)
-    return _checked(converted(document, Provenance, where=place, error=FormatError), place, FormatError)
-
-
-def _checked(provenance: Provenance, where: str, error: type[FormatError | UsageError]) -> Provenance:
-    model, names = provenance.model, [label.name for label in provenance.labels]
-    if model.experts_per_token > model.experts:
-        raise error("more experts a token than there are", where=where, expected=model.experts)
-    if len(set(names)) != len(names):
-        raise error("a label stands twice", where=where, found=", ".join(names)[:80])
-    return provenance
+    return checked(converted(document, Provenance, where=place, error=FormatError), place, FormatError)
 
 
 def _check_tables(
@@ -370,7 +362,7 @@ def _head(
     try:
         text = msgspec.json.encode(provenance).decode()
         document = strict_json.parse_object(text.encode(), where="provenance")
-        _checked(converted(document, Provenance, where="provenance"), "provenance", UsageError)
+        checked(converted(document, Provenance, where="provenance"), "provenance", UsageError)
     except UnicodeEncodeError as error:
         raise UsageError(f"provenance is not text: {error.reason}", where="provenance") from None
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, "version": VERSION, "provenance": text}}

@@ -15,8 +15,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from formats.errors import FormatError
+from formats import strict_json
+from formats.errors import FormatError, UsageError
 from packer.model_stamp import Digest, ModelStamp, Text
+from packer.recipe_types import converted
 
 MAX_LABELS = 64
 MAX_TOKENS = 1 << 40  # of a label: sums over experts then fit 64 bits
@@ -155,3 +157,26 @@ def check_sums(values: NDArray[Any], *, where: str) -> None:
     """Sums are finite, not below zero, and of a size that numbers of a model can come to."""
     if not bool(((values >= 0) & (values <= MAX_SUM)).all()):  # NaN is neither
         raise FormatError("sums are not all numbers in range", where=where, expected=f"0 to {MAX_SUM:g}")
+
+
+def check_provenance(provenance: Provenance, *, where: str) -> None:
+    """Refuse what cannot stand in a file, before anything is computed for it.
+
+    Raises:
+        UsageError: a name that is too long, is no text or stands twice, or too many labels.
+    """
+    try:
+        document = strict_json.parse_object(msgspec.json.encode(provenance), where=where)
+    except UnicodeEncodeError as error:
+        raise UsageError(f"a name is not text: {error.reason}", where=where) from None
+    checked(converted(document, Provenance, where=where), where, UsageError)
+
+
+def checked(provenance: Provenance, where: str, error: type[FormatError | UsageError]) -> Provenance:
+    """``provenance``, if its parts agree with each other; ``error`` says what does not."""
+    model, names = provenance.model, [label.name for label in provenance.labels]
+    if model.experts_per_token > model.experts:
+        raise error("more experts a token than there are", where=where, expected=model.experts)
+    if len(set(names)) != len(names):
+        raise error("a label stands twice", where=where, found=", ".join(names)[:80])
+    return provenance

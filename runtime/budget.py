@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.errors import UsageError
+from formats.errors import EnvironmentProblem, UsageError
 from runtime.description import Description
 from runtime.models import kimi
 
@@ -118,6 +118,7 @@ def divide(
 
     Raises:
         UsageError: the budget is below the floor, whose size and largest parts it names.
+        EnvironmentProblem: the memory that is free is.
     """
     floor = floor_of(description, needs, shape)
     least = floor.resident_bytes if trunk == RESIDENT else min(floor.resident_bytes, floor.streamed_bytes)
@@ -129,11 +130,12 @@ def divide(
         budget = everything if available is None else min(everything, available - max(RESERVE, available // 8))
     if budget < least:
         largest = sorted(floor.streamed if trunk != RESIDENT else floor.resident, key=lambda part: -part.bytes)[:3]
-        raise UsageError(
+        kind = EnvironmentProblem if chosen else UsageError
+        raise kind(
             "the free memory is below what this model needs" if chosen else "budget is below what this model needs",
-            where="--budget",
+            where=None if chosen else "--budget",
             expected=f"at least {least} bytes ({_mib(least)})",
-            found=f"{budget} bytes",
+            found=f"{max(budget, 0)} bytes",
             hint="the largest parts are "
             + ", ".join(f"{part.name} {_mib(part.bytes)}" for part in largest)
             + "; a shorter --context or a smaller --chunk lowers it",

@@ -55,6 +55,7 @@ def describe_container(container: Container) -> Description:
     """
     release, config = read_text_model(_configuration(container), CONFIG_NAME)
     layers = {info.layer: info for info in container.manifest.layers}
+    _check_architecture(container, config, release)
     _check_layers(container, config, layers)
     if config.moe_layers and container.manifest.experts.shapes != config.expert_shapes:
         raise FormatError(
@@ -81,6 +82,27 @@ def _configuration(container: Container) -> Mapping[str, object]:
     if found != info.blake3:
         raise IntegrityError(f"asset {path} was changed", where=path, expected=info.blake3, found=found)
     return strict_json.parse_object(data, where=path)
+
+
+def _check_architecture(container: Container, config: TextConfig, release: Release) -> None:
+    """The manifest's figures are those of the configuration: either alone would run, and mean another model."""
+    stated = container.manifest.architecture
+    pairs = {
+        "family": (release.family, stated.family),
+        "hidden_layers": (config.hidden_layers, stated.hidden_layers),
+        "hidden_size": (config.hidden_size, stated.hidden_size),
+        "moe_layers": (config.moe_layers, stated.moe_layers),
+        "experts": (config.experts, stated.experts),
+        "experts_per_token": (config.experts_per_token, stated.experts_per_token),
+    }
+    for name, (expected, found) in pairs.items():
+        if expected != found:
+            raise FormatError(
+                "manifest disagrees with the configuration",
+                where=f"{FILE_NAME}: architecture.{name}",
+                expected=expected,
+                found=found,
+            )
 
 
 def _check_layers(container: Container, config: TextConfig, layers: Mapping[int, LayerInfo]) -> None:
@@ -115,6 +137,14 @@ def _check_tensors(container: Container, promised: tuple[Expected, ...], layer_e
             where=container.path,
             hint="pack the whole model to run it",
         )
+    names = {item.name for item in promised}
+    for info in container.manifest.tensors:
+        if info.layer is not None and info.role != "unknown" and info.name not in names:
+            raise FormatError(
+                "tensor belongs to another configuration than the container's",
+                where=f"{FILE_NAME}: {info.name}",
+                expected="no such tensor",
+            )
     for item in promised:
         found = shapes.get(item.name)
         expected = _with_kept_experts(item, layer_experts)

@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.checkpoint import open_checkpoint
+from blake3 import blake3
+
+from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.container import open_container
+from formats.errors import UsageError
 from formats.families import bind
 from runtime.assets import is_container
-from runtime.budget import AUTO, RESIDENT, BudgetPlan, Shape, StoreNeeds, divide
+from runtime.budget import AUTO, RESIDENT, STREAMED, BudgetPlan, Shape, StoreNeeds, divide
 from runtime.description import Description, describe_checkpoint, describe_container
 from runtime.machine import available_memory, processors
 from runtime.store import WeightStore
@@ -52,6 +55,14 @@ class Options:
     check_records: bool = True
     reserved: int = 0
 
+    def __post_init__(self) -> None:
+        for name, least in (("context", 1), ("chunk", 1), ("threads", 1), ("reserved", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"{name} is out of range", expected=f"at least {least}", found=value)
+        if self.trunk not in (AUTO, RESIDENT, STREAMED):
+            raise UsageError("unknown kind of trunk", expected=f"{AUTO}, {RESIDENT} or {STREAMED}", found=self.trunk)
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -64,6 +75,7 @@ class Weights:
         trunk: behind ``store.trunk``, likewise.
         workers: threads for arithmetic.
         container_id: None for a checkpoint.
+        identity: stands for these very weights: the container id, or a digest of the shards' names, lengths and times.
         notes: what a user should know by now, for example that direct reads are not possible here.
     """
 
@@ -73,6 +85,7 @@ class Weights:
     trunk: ResidentTrunk | StreamedTrunk
     workers: Workers
     container_id: str | None
+    identity: str
     notes: Callable[[], tuple[str, ...]]
 
 
@@ -85,6 +98,7 @@ class _Source:
     experts: ExpertLoader
     trunk: TrunkSource
     container_id: str | None
+    identity: str
     notes: Callable[[], tuple[str, ...]]
 
 
@@ -119,7 +133,7 @@ def open_weights(path: Path, options: Options, closing: ExitStack) -> Weights:
     closing.callback(trunk.close)
     description = source.description
     store = WeightStore(description.release.family, description.config, description.layer_experts, trunk, stream)
-    return Weights(store, plan, stream, trunk, workers, source.container_id, source.notes)
+    return Weights(store, plan, stream, trunk, workers, source.container_id, source.identity, source.notes)
 
 
 def _from_container(path: Path, options: Options, closing: ExitStack) -> _Source:
@@ -132,6 +146,7 @@ def _from_container(path: Path, options: Options, closing: ExitStack) -> _Source
         container_needs(container, description),
         ContainerExperts(container, reads, check=options.check_records),
         ContainerTrunk(container, reads, description, check=options.check_records),
+        container.container_id,
         container.container_id,
         lambda: reads.notes,
     )
@@ -147,5 +162,15 @@ def _from_checkpoint(path: Path, options: Options, closing: ExitStack) -> _Sourc
         CheckpointExperts(checkpoint, model),
         CheckpointTrunk(checkpoint, description),
         None,
+        _shard_stamps(checkpoint),
         tuple,
     )
+
+
+def _shard_stamps(checkpoint: Checkpoint) -> str:
+    """BLAKE3 of what the file system says of a checkpoint's shards, in hex."""
+    stamps = []
+    for shard in checkpoint.shards:
+        status = (checkpoint.directory / shard.name).stat()
+        stamps.append(f"{shard.name} {status.st_size} {status.st_mtime_ns}")
+    return blake3("\n".join(stamps).encode()).hexdigest()

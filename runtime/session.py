@@ -149,7 +149,7 @@ class Session:
         if not len(ids):
             raise UsageError("no token to feed", where="token ids")
         vocabulary = self.config.vocab_size
-        wrong = next((token for token in ids if not 0 <= token < vocabulary), None)
+        wrong = next((token for token in ids if not _is_id(token, vocabulary)), None)
         if wrong is not None:
             raise UsageError("token id out of range", where="token ids", expected=f"0 to {vocabulary - 1}", found=wrong)
         needed = self._state.position + len(ids)
@@ -160,6 +160,10 @@ class Session:
                 expected=f"at least {needed}",
                 found=self.context,
             )
+
+
+def _is_id(token: object, vocabulary: int) -> bool:
+    return isinstance(token, int | np.integer) and not isinstance(token, bool) and 0 <= int(token) < vocabulary
 
 
 @dataclass

@@ -66,7 +66,12 @@ class Workers:
         with self._lock:
             while len(self._helpers) < self.threads - 1:
                 helper = threading.Thread(target=self._help, name="moepack-worker", daemon=True)
-                helper.start()
+                try:
+                    helper.start()
+                except RuntimeError:  # no more threads here: those that there are do the work, or the caller alone
+                    if not self._helpers:
+                        return False
+                    break
                 self._helpers.append(helper)
         self._tasks.put(task)
         return True

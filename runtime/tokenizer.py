@@ -78,11 +78,14 @@ class Tokenizer:
         ids: list[int] = []
         for part in _parts(text):
             try:
-                ids += self._encoding.encode_ordinary(part)
+                found = self._encoding.encode_ordinary(part)
             except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
                 raise
             except BaseException as error:  # a panic of the library is no Exception
                 raise FormatError(f"split pattern failed: {str(error)[:100]}", where=CODE_NAME) from None
+            if sum(len(self._encoding.decode_single_token_bytes(token)) for token in found) != len(part.encode()):
+                raise FormatError("split pattern leaves out some of the text", where=CODE_NAME)
+            ids += found
         return ids
 
     def encode_special(self, name: str) -> int:
@@ -165,7 +168,14 @@ def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
 
 def make_tokenizer(files: Mapping[str, bytes], vocabulary: int) -> Tokenizer:
     """A tokenizer from the bytes of its files, by name; only ``tiktoken.model`` must be among them."""
-    ranks = read_ranks(files[RANKS_NAME], most=min(vocabulary, MAX_VOCABULARY))
+    if vocabulary > MAX_VOCABULARY:
+        raise FormatError(
+            "vocabulary is too large for a tokenizer",
+            where="vocab_size",
+            expected=f"at most {MAX_VOCABULARY}",
+            found=vocabulary,
+        )
+    ranks = read_ranks(files[RANKS_NAME], most=vocabulary)
     count = len(ranks)
     config = TokenizerConfig({})
     if CONFIG_NAME in files:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,28 @@ import numpy as np
 from formats import strict_json
 from formats.errors import FormatError, UsageError
 from packer.calibrate.layerwise import embed, pass_layer
-from packer.calibrate.scratch import Scratch
+from packer.calibrate.scratch import Scratch, states_name
 from packer.calibrate.sums import LayerSums, empty_sums
 from packer.calibrate.texts import Sample
-from packer.durable import make_directory, write_file
+from packer.durable import make_directory, temporary_path, write_file
 from packer.lock import exclusive
+from packer.logits_file import check_free
 from packer.progress import Progress
-from packer.statistics_file import Statistics, open_statistics, read_layer, write_layer, write_statistics
-from packer.statistics_types import LayerStatistics, Provenance
+from packer.statistics_file import (
+    Statistics,
+    open_statistics,
+    read_layer,
+    write_layer,
+    write_statistics,
+)
+from packer.statistics_types import LayerStatistics, Provenance, check_provenance
 from packer.system import SYSTEM, NoSpace, System
+from packer.token_input import read_file
 from runtime.models.kimi import Decoder
 from runtime.opening import Weights
 
 WORK_SUFFIX = ".work"
-_MAX_NOTE_BYTES = 1 << 20
-_MAX_GROUP = 1 << 24
+_IDENTITY, _DONE, _LOCK = "identity.json", "done.json", "lock"
 
 
 @dataclass(frozen=True)
@@ -66,17 +73,6 @@ class Job:
         return max(layer for layer, experts in enumerate(self.weights.store.layer_experts) if experts)
 
 
-def recorded_group(out: Path) -> int | None:
-    """The group of unfinished work on ``out``, which must go on with it: sums are added up group by group."""
-    path = work_folder(out) / "identity.json"
-    if not path.is_file():
-        return None
-    group = _read_note(path).get("group")
-    if type(group) is not int or not 1 <= group <= _MAX_GROUP:
-        raise FormatError("note of the work under way is malformed", where=path, expected="a group", found=repr(group))
-    return group
-
-
 def work_folder(out: Path) -> Path:
     """Where work in progress lies."""
     return out.with_name(out.name + WORK_SUFFIX)
@@ -100,20 +96,30 @@ def calibrate(
         FormatError: the model's arithmetic leaves float32, or the work folder is damaged.
         EnvironmentProblem: no space, or a device that fails; the same command goes on.
     """
-    if os.path.lexists(job.out):
-        raise UsageError("file exists already", where=job.out, hint="choose another name, or remove it")
+    check_free(job.out)
+    check_provenance(job.provenance, where="sample text")
     _check_space(job, system)
     make_directory(job.folder, system=system)
-    with exclusive(job.folder / "lock", system=system):
+    with exclusive(job.folder / _LOCK, system=system):
         _check_identity(job, system)
         config = job.weights.store.config
         scratch = Scratch(job.folder, job.sample.tokens, config.hidden_size, config.residual_blocks, system)
         _pass_all(job, scratch, progress, system)
         layers = [layer for layer, experts in enumerate(job.weights.store.layer_experts) if experts]
-        sums = (read_layer(_sums_path(job, layer), layer) for layer in layers)
+        sums = (read_layer(job.folder / sums_name(layer), layer) for layer in layers)
         write_statistics(job.out, job.provenance, layers, sums, system=system)
-    shutil.rmtree(job.folder)  # ours alone: made by this job, and no use any more
+        _remove_work(job)
+    with suppress(OSError):
+        job.folder.rmdir()  # stays if somebody put something else into it
     return open_statistics(job.out)
+
+
+def _remove_work(job: Job) -> None:
+    """Delete what this job made, by name, and nothing else."""
+    layers = range(job.last_layer + 2)
+    names = [path(layer) for layer in layers for path in (states_name, sums_name)]
+    for name in (*names, _DONE, _IDENTITY):
+        (job.folder / name).unlink(missing_ok=True)
 
 
 def _check_space(job: Job, system: System) -> None:
@@ -129,10 +135,19 @@ def _check_space(job: Job, system: System) -> None:
 
 
 def _check_identity(job: Job, system: System) -> None:
-    """The folder is new, or holds work on the same model, text and windows."""
-    wanted = {**json.loads(msgspec.json.encode(job.provenance)), "group": job.group}
-    path = job.folder / "identity.json"
-    if not path.exists():
+    """The folder is new, or holds work on the same weights, text and windows."""
+    wanted = {**json.loads(msgspec.json.encode(job.provenance)), "weights": job.weights.identity}
+    path = job.folder / _IDENTITY
+    if not os.path.lexists(path):
+        ours = (_LOCK, temporary_path(path).name)
+        others = sorted(item.name for item in job.folder.iterdir() if item.name not in ours)
+        if others:
+            raise UsageError(
+                "the folder for work in progress holds something else",
+                where=job.folder,
+                found=", ".join(others[:3]),
+                hint="name another result, or move that folder away",
+            )
         write_file(path, [json.dumps(wanted, indent=1, sort_keys=True).encode()], system=system)
         return
     found = _read_note(path)
@@ -172,7 +187,7 @@ def _pass_all(job: Job, scratch: Scratch, progress: Callable[[Progress], None], 
             progress(Progress(layer * total + tokens, layers * total, f"layer {layer}"))
 
         _one_layer(job, decoder, layer, scratch, report, system)
-        write_file(job.folder / "done.json", [json.dumps({"layers": layer + 1}).encode()], system=system)
+        write_file(job.folder / _DONE, [json.dumps({"layers": layer + 1}).encode()], system=system)
         scratch.drop(layer)
 
 
@@ -194,7 +209,7 @@ def _one_layer(
             target.close()
         raise
     if sums is not None:
-        write_layer(_sums_path(job, layer), job.provenance, layer, _statistics(sums), system=system)
+        write_layer(job.folder / sums_name(layer), job.provenance, layer, _statistics(sums), system=system)
 
 
 def _statistics(sums: LayerSums) -> LayerStatistics:
@@ -212,8 +227,8 @@ def _statistics(sums: LayerSums) -> LayerStatistics:
 
 def _done(job: Job) -> int:
     """Layers whose sums and states are durable."""
-    path = job.folder / "done.json"
-    if not path.exists():
+    path = job.folder / _DONE
+    if not os.path.lexists(path):
         return 0
     layers = _read_note(path).get("layers")
     if type(layers) is not int or not 0 <= layers <= job.last_layer + 1:
@@ -224,9 +239,9 @@ def _done(job: Job) -> int:
 
 
 def _read_note(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return strict_json.parse_object(file.read(_MAX_NOTE_BYTES), where=str(path))
+    return strict_json.parse_object(read_file(path), where=str(path))
 
 
-def _sums_path(job: Job, layer: int) -> Path:
-    return job.folder / f"layer-{layer:05d}.safetensors"
+def sums_name(layer: int) -> str:
+    """The file of a layer's sums, in the folder."""
+    return f"layer-{layer:05d}.safetensors"

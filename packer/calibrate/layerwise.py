@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,6 @@ from runtime.models import kimi
 from runtime.models.kimi import Carry, Decoder
 from runtime.store import Tensors
 
-Whole = NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class Group:
@@ -25,8 +24,13 @@ class Group:
     first: int
     stop: int
     windows: tuple[tuple[int, ...], ...]
-    labels: Whole
-    halves: Whole
+    labels: tuple[int, ...]
+    halves: tuple[int, ...]
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each window starts, counted from the group's first token, and last how many tokens there are."""
+        return (0, *accumulate(len(window) for window in self.windows))
 
 
 def groups_of(sample: Sample, most: int) -> Iterator[Group]:
@@ -38,10 +42,8 @@ def groups_of(sample: Sample, most: int) -> Iterator[Group]:
             tokens += len(sample.windows[stop])
             stop += 1
         windows = sample.windows[start:stop]
-        lengths = [len(window) for window in windows]
-        labels = np.repeat(np.asarray(sample.label_of[start:stop], np.int64), lengths)
-        halves = np.repeat(np.arange(start, stop) % 2, lengths)
-        yield Group(first, first + tokens, windows, labels, halves)
+        halves = tuple(number % 2 for number in range(start, stop))
+        yield Group(first, first + tokens, windows, sample.label_of[start:stop], halves)
         start, first = stop, first + tokens
 
 
@@ -75,7 +77,7 @@ def pass_layer(
     with np.errstate(all="ignore"):  # as in a session: what is not finite shows in the sums, which are looked at
         for group in groups_of(sample, most):
             carry = _attend(decoder, layer, tensors, group, scratch)
-            observer = None if sums is None else Collector(sums, group.labels, group.halves)
+            observer = None if sums is None else Collector(sums, group.starts, group.labels, group.halves)
             if target is not None or sums is not None:
                 carry = decoder.feed_forward(layer, tensors, carry, 0, observer)
             if target is not None:

@@ -45,14 +45,13 @@ def sampled_model(path: Path) -> tuple[SampledModel, TextConfig]:
 
 
 def open_for_pass(
-    path: Path, config: TextConfig, window: int, options: Options, closing: ExitStack, *, group: int | None = None
+    path: Path, config: TextConfig, window: int, options: Options, closing: ExitStack
 ) -> tuple[Weights, int]:
     """Open a model so that as many tokens as fit into the budget go through a layer's experts together.
 
     Args:
         window: tokens that attend to each other.
         options: budget, threads and the like; context, chunk and trunk are chosen here.
-        group: how many tokens must go together; by default as many as fit, up to a few thousand.
 
     Returns:
         The weights, and how many tokens.
@@ -60,8 +59,7 @@ def open_for_pass(
     Raises:
         UsageError: the budget is too small even for one window, or experts were dropped from the model.
     """
-    fixed = group is not None
-    group = group or max(window, MOST_TOKENS // window * window)
+    group = max(window, MOST_TOKENS // window * window)
     while True:
         wish = replace(
             options,
@@ -77,7 +75,7 @@ def open_for_pass(
                 closing.push(attempt.pop_all())
             break
         except UsageError:
-            if fixed or group == window:
+            if group == window:
                 raise
             group = max(window, group // 2 // window * window)
     if any(count not in (0, config.experts) for count in weights.store.layer_experts):

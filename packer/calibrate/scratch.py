@@ -22,6 +22,11 @@ Single = NDArray[np.float32]
 _FLOAT = 4
 
 
+def states_name(layer: int) -> str:
+    """The file of the states before a layer."""
+    return f"before-{layer:05d}.f32"
+
+
 @dataclass(frozen=True)
 class Scratch:
     """A folder of states.
@@ -46,7 +51,7 @@ class Scratch:
 
     def path(self, layer: int) -> Path:
         """The states before ``layer``."""
-        return self.folder / f"before-{layer:05d}.f32"
+        return self.folder / states_name(layer)
 
     def blocks(self, layer: int) -> tuple[int, ...]:
         """Layers whose inputs are block states where ``layer`` begins."""

@@ -1,11 +1,12 @@
 """What is added up in one layer: per expert how often, how much and how strongly; per column the second moments.
 
-Experts are reported from several threads, but each by one thread at a time and in groups that follow each other, so
-every sum has one order, whatever the threads.
+Experts are reported from several threads, but each by one thread at a time and in groups that follow each other, and
+what a group brings is added up window by window: every sum has one order, whatever the threads and the groups.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,32 +59,35 @@ class Collector(Observer):
 
     Args:
         sums: of the layer.
-        labels: int64 [tokens of the group], each token's label.
-        halves: int64 [tokens of the group], 0 for tokens of even windows, 1 for those of odd ones.
+        starts: where each window of the group starts, and last how many tokens there are.
+        labels: of each window.
+        halves: of each window, 0 for even ones and 1 for odd ones.
     """
 
-    def __init__(self, sums: LayerSums, labels: Whole, halves: Whole) -> None:
+    def __init__(self, sums: LayerSums, starts: Sequence[int], labels: Sequence[int], halves: Sequence[int]) -> None:
         self._sums = sums
-        self._labels = labels
-        self._halves = halves
+        self._starts = starts
+        self._windows = tuple(zip(labels, halves, strict=True))
 
     def expert(self, layer: int, first: int, seen: ExpertUse) -> None:
         sums, expert = self._sums, seen.expert
-        labels, halves = self._labels[seen.tokens], self._halves[seen.tokens]
-        count = sums.tokens.shape[0]
         outputs = seen.outputs.astype(np.float64)
         saliency = seen.weights * np.sqrt(np.add.reduce(outputs * outputs, axis=-1))
-        sums.tokens[:, expert] += np.bincount(labels, minlength=count)
-        sums.gate[:, expert] += np.bincount(labels, seen.weights, minlength=count)
-        sums.saliency[:, expert] += np.bincount(labels, saliency, minlength=count)
-        for half in (0, 1):
-            chosen = halves == half
-            sums.halves[half, :, expert] += np.bincount(labels[chosen], saliency[chosen], minlength=count)
-        sums.inputs[expert] += _squares(seen.inputs)
-        sums.activations[expert] += _squares(seen.activated)
+        bounds = np.searchsorted(seen.tokens, self._starts)
+        for (label, half), start, stop in zip(self._windows, bounds, bounds[1:], strict=False):
+            if start == stop:
+                continue
+            part = float(np.add.reduce(saliency[start:stop]))
+            sums.tokens[label, expert] += stop - start
+            sums.gate[label, expert] += np.add.reduce(seen.weights[start:stop], dtype=np.float64)
+            sums.saliency[label, expert] += part
+            sums.halves[half, label, expert] += part
+            sums.inputs[expert] += _squares(seen.inputs[start:stop])
+            sums.activations[expert] += _squares(seen.activated[start:stop])
 
     def experts_input(self, layer: int, first: int, values: NDArray[np.float32]) -> None:
-        self._sums.all_inputs[:] += _squares(values)
+        for start, stop in zip(self._starts, self._starts[1:], strict=False):
+            self._sums.all_inputs[:] += _squares(values[start:stop])
 
 
 def _squares(values: NDArray[np.float32]) -> Double:

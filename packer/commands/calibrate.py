@@ -65,12 +65,14 @@ def calibrate(
       moepack calibrate checkpoint/ --text code=src.txt,prose=book.txt --out both.stats --budget 8GiB
     """
     from packer.calibrate.coverage import coverage_of
-    from packer.calibrate.job import Job, recorded_group
+    from packer.calibrate.job import Job
     from packer.calibrate.job import calibrate as count
     from packer.calibrate.model import open_for_pass, sampled_model
+    from packer.logits_file import check_free
     from packer.statistics_types import Provenance
     from runtime.opening import Options
 
+    check_free(out)
     if bool(texts) == bool(ids):
         raise UsageError("sample text wanted", expected="--text or --ids", found="both" if ids else "neither")
     stamp, config = sampled_model(source)
@@ -86,7 +88,7 @@ def calibrate(
         ExitStack() as closing,
         ProgressLine(output, "calibrate", spell=lambda tokens: f"{tokens} token-layers") as progress,
     ):
-        weights, group = open_for_pass(source, config, window, options, closing, group=recorded_group(out))
+        weights, group = open_for_pass(source, config, window, options, closing)
         output.detail(f"memory: {human_bytes(weights.plan.total)}, {counted(group, 'token')} through a layer's experts")
         statistics = count(Job(weights, sample, provenance, out, group), progress=progress)
     coverage = coverage_of(statistics)

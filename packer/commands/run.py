@@ -31,6 +31,9 @@ def writing_options(function: Any) -> Any:
     )
 
 
+MAX_LINE_BYTES = 16 << 20
+
+
 @click.command(epilog=EXIT_CODES, short_help="Let a model go on from a prompt.")
 @click.argument("container", type=typed)
 @click.argument("prompt", required=False)
@@ -103,9 +106,11 @@ def _lines(output: Output) -> Iterator[str]:
     while True:
         if watched and not output.quiet:
             output.ask("> ")
-        line = sys.stdin.buffer.readline()
+        line = sys.stdin.buffer.readline(MAX_LINE_BYTES + 1)
         if not line:
             return
+        if len(line) > MAX_LINE_BYTES:
+            raise UsageError("prompt is too long", where="stdin", expected=f"at most {MAX_LINE_BYTES} bytes a line")
         try:
             text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:

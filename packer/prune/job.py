@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from formats.errors import UsageError
 from packer.model_stamp import ModelStamp
-from packer.prune.ranking import Kept, Wish, agreement, choose, retained, shares
+from packer.prune.ranking import Kept, Wish, agreement, choose, kept_share, retained, shares
 from packer.prune_plan import LayerKeep, PrunePlan
 from packer.prune_types import Made
 from packer.statistics_file import Statistics
@@ -59,7 +59,7 @@ class Pruning:
             "kept_experts": self.kept_experts,
             "lossless_experts": sum(len(layer.lossless) for layer in self.kept.values()),
             "layers": {
-                str(layer): {"kept": len(kept.experts), "retained": float(self.scores[layer][list(kept.experts)].sum())}
+                str(layer): {"kept": len(kept.experts), "retained": kept_share(self.scores[layer], kept)}
                 for layer, kept in self.kept.items()
             },
             "retained_saliency": self.retained,

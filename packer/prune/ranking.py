@@ -100,7 +100,12 @@ def _global_counts(scores: Mapping[int, Double], wish: Wish) -> dict[int, int]:
 
 def retained(scores: Mapping[int, Double], kept: Mapping[int, Kept]) -> float:
     """The share of all saliency that stays, averaged over layers."""
-    return float(np.mean([scores[layer][list(kept[layer].experts)].sum() for layer in scores]))
+    return float(np.mean([kept_share(scores[layer], kept[layer]) for layer in scores]))
+
+
+def kept_share(score: Double, kept: Kept) -> float:
+    """The share of a layer that stays; not above 1, as sums of shares may be by a rounding."""
+    return min(1.0, float(score[list(kept.experts)].sum()))
 
 
 def agreement(halves: Sequence[Mapping[int, Double]], wish: Wish) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 from blake3 import blake3
 
 from formats.container import Container
 from formats.encoded import record_matrices
-from formats.errors import IntegrityError
+from formats.errors import FormatError, IntegrityError
 from formats.layout import PAGE, RECORD_HEADER_BYTES, align, record_name
 from runtime.budget import StoreNeeds
 from runtime.description import Description
@@ -98,13 +100,23 @@ class ContainerTrunk:
         self.check = check
         self.where = container.manifest.trunk.file
         self._file = reads.open(container.open_again(self.where), self.where)
+        self._watched = container.file(self.where)
+        self._stamp = _stamp(self._watched)
 
     def read(self, segment: Segment, start: int, stop: int, target: memoryview) -> int:
         """Read a range with whole pages around it; see :class:`runtime.stream.tensors.TrunkSource`."""
         first = start // PAGE * PAGE
         length = align(stop, PAGE) - first
         self._file.read(segment.start + first, target[:length], where=f"{self.where}: segment {segment.name}")
+        if _stamp(self._watched) != self._stamp:  # what was proved once and is read again must be the same
+            raise FormatError("file changed while it was in use", where=self.where, hint="start again")
         return start - first
+
+
+def _stamp(fd: int) -> tuple[int, int, int]:
+    """What changes when a file is written to: its length, and the times of its contents and of its inode."""
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def container_needs(container: Container, description: Description) -> StoreNeeds:

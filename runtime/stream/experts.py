@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from formats.errors import UsageError
+from formats.errors import EnvironmentProblem, UsageError
 from formats.layout import record_name
 from runtime.store import Expert
 from runtime.stream.memory import Slots
@@ -123,8 +123,16 @@ class ExpertStream:
             threading.Thread(target=self._read_on, name=f"moepack-reader-{number}", daemon=True)
             for number in range(readers if slots else 0)
         ]
+        started: list[threading.Thread] = []
         for reader in self._readers:
-            reader.start()
+            try:
+                reader.start()
+            except RuntimeError:
+                if not started:
+                    raise EnvironmentProblem("no thread can be started for reading") from None
+                break
+            started.append(reader)
+        self._readers = started
 
     def close(self) -> None:
         """End all reading threads, after the reads that they are at. A second call does nothing."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.errors import UsageError
+from formats.errors import EnvironmentProblem, UsageError
 from formats.families import read_text_model
 from runtime.budget import AUTO, RESIDENT, STREAMED, Shape, StoreNeeds, divide, floor_of
 from runtime.description import Description
@@ -68,7 +68,7 @@ def test_below_the_floor_is_refused_with_its_size(k3: Description, trunk: str) -
 
 def test_without_a_budget_the_machine_decides(k3: Description) -> None:
     assert divide(k3, NEEDS, SHAPE, budget=None, available=64 * GIB, trunk=AUTO).total == 56 * GIB  # less an eighth
-    with pytest.raises(UsageError, match="free memory is below"):
+    with pytest.raises(EnvironmentProblem, match="free memory is below"):
         divide(k3, NEEDS, SHAPE, budget=None, available=GIB, trunk=AUTO)
     everything = floor_of(k3, NEEDS, SHAPE).resident_bytes + 82_432 * NEEDS.slot_bytes
     assert divide(k3, NEEDS, SHAPE, budget=None, available=None, trunk=AUTO).total == everything

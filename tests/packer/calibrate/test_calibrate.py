@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -59,8 +61,7 @@ class EveryLayer(Observer):
         self.sums, self.label, self.half = sums, label, half
 
     def collector(self, layer: int) -> Collector:
-        full = np.ones(WINDOW, np.int64)
-        return Collector(self.sums[layer], full * self.label, full * self.half)
+        return Collector(self.sums[layer], (0, WINDOW), (self.label,), (self.half,))
 
     def expert(self, layer: int, first: int, seen: ExpertUse) -> None:
         self.collector(layer).expert(layer, first, seen)
@@ -101,15 +102,13 @@ def test_the_sums_are_those_of_one_ordinary_pass(name: str, tmp_path: Path) -> N
             np.testing.assert_allclose(getattr(have, member), wanted, rtol=2e-5, err_msg=f"layer {layer} {member}")
 
 
-def test_the_sums_do_not_depend_on_groups_much_and_on_threads_not_at_all(tmp_path: Path) -> None:
+def test_the_sums_depend_neither_on_groups_nor_on_threads(tmp_path: Path) -> None:
     sample = sample_of(500)
     whole = counted(DATA / "k3-tiny", sample, tmp_path / "a")
     again = counted(DATA / "k3-tiny", sample, tmp_path / "b")
     assert whole == again
-    counted(DATA / "k3-tiny", sample, tmp_path / "c", group=WINDOW)
-    for layer in open_statistics(tmp_path / "a").layers:
-        one, other = (open_statistics(tmp_path / name).layer(layer) for name in "ac")
-        np.testing.assert_allclose(one.saliency, other.saliency, rtol=1e-12)
+    for group in (WINDOW, 3 * WINDOW):
+        assert counted(DATA / "k3-tiny", sample, tmp_path / f"c{group}", group=group) == whole
 
 
 class Stop(Exception):
@@ -154,9 +153,32 @@ def replace_name(label: SampleLabel) -> SampleLabel:
 
 def test_an_existing_result_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "s").write_bytes(b"mine")
-    with ExitStack() as closing, pytest.raises(UsageError, match="exists already"):
+    with ExitStack() as closing, pytest.raises(UsageError, match="there already"):
         calibrate(job_for(DATA / "k3-tiny", sample_of(500), tmp_path / "s", closing))
     assert (tmp_path / "s").read_bytes() == b"mine"
+
+
+def test_a_folder_of_somebody_else_is_neither_used_nor_deleted(tmp_path: Path) -> None:
+    (tmp_path / "s.work").mkdir()
+    (tmp_path / "s.work" / "thesis.txt").write_text("precious")
+    with ExitStack() as closing, pytest.raises(UsageError, match="holds something else"):
+        calibrate(job_for(DATA / "k3-tiny", sample_of(500), tmp_path / "s", closing))
+    assert (tmp_path / "s.work" / "thesis.txt").read_text() == "precious"
+
+
+def test_other_weights_are_other_work(tmp_path: Path) -> None:
+    """The same configuration and text, but a shard that was written anew."""
+
+    def stop(progress: Progress) -> None:
+        raise Stop
+
+    model = tmp_path / "model"
+    shutil.copytree(DATA / "k3-tiny", model)
+    with ExitStack() as closing, pytest.raises(Stop):
+        calibrate(job_for(model, sample_of(500), tmp_path / "s", closing), progress=stop)
+    os.utime(model / "model-00001-of-000009.safetensors", ns=(1, 1))
+    with ExitStack() as closing, pytest.raises(UsageError, match="it differs in weights"):
+        calibrate(job_for(model, sample_of(500), tmp_path / "s", closing))
 
 
 def test_coverage_names_what_the_text_lacks(tmp_path: Path) -> None:
@@ -173,8 +195,8 @@ def test_coverage_names_what_the_text_lacks(tmp_path: Path) -> None:
 def test_groups_hold_whole_windows() -> None:
     groups = list(groups_of(sample_of(500), 3 * WINDOW + 1))
     assert [(group.first, group.stop) for group in groups] == [(0, 72), (72, 144), (144, 168)]
-    assert groups[1].labels.tolist() == [0] * 48 + [1] * 24
-    assert groups[1].halves.tolist() == [1] * 24 + [0] * 24 + [1] * 24
+    assert (groups[1].labels, groups[1].halves) == ((0, 0, 1), (1, 0, 1))
+    assert groups[1].starts == (0, 24, 48, 72)
     assert [len(group.windows) for group in groups_of(sample_of(500), 1)] == [1] * 7
 
 
