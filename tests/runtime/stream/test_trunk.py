@@ -384,7 +384,7 @@ def test_a_trunk_that_is_cut_while_in_use(
     trunk = streamed(source, workers, closing)
     trunk.layer(0)
     os.truncate(path / "trunk.bin", source.segments.layers[4].start)
-    with pytest.raises(FormatError, match="trunk.bin: file changed while it was in use"):
+    with pytest.raises(FormatError, match=r"trunk\.bin: file changed while it was in use"):
         trunk.layer(3)  # which is whole, but a file that somebody writes to is not the one that was proved
     with pytest.raises(FormatError, match=r"trunk.bin: segment layer\.4") as caught:
         trunk.layer(4)
