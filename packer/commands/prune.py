@@ -9,10 +9,11 @@ import click
 
 from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, typed
-from packer.output import Output
+from packer.output import Output, human_bytes
 
 if TYPE_CHECKING:
     from packer.prune.job import Pruning
+    from packer.statistics_file import Statistics
 
 
 @click.command(epilog=EXIT_CODES, short_help="Plan which experts stay.")
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("--lossless", metavar="N|P%", help="Of the kept, in mode graded; by default a tenth.")
 @click.option("--sources", metavar="LABEL,...", help="Labels of the text that counts; by default all, equally.")
 @click.option("--out", required=True, type=typed, metavar="PLAN", help="The plan to write (TOML).")
+@click.option("--source", type=typed, metavar="DIR", help="The checkpoint: says what its container will take, exactly.")
 @click.option("--html", type=typed, metavar="F", help="Write a page with plots as well.")
 @common_options
 def prune(
@@ -40,6 +42,7 @@ def prune(
     lossless: str | None,
     sources: str | None,
     out: Path,
+    source: Path | None,
     html: Path | None,
 ) -> int:
     """Decide by STATISTICS, a file of `moepack calibrate`, which experts of each layer stay, and write a plan.
@@ -70,19 +73,41 @@ def prune(
     opened = open_statistics(statistics)
     labels = [] if sources is None else [label.strip() for label in sources.split(",")]
     pruning = plan_pruning(opened, keep=keep, mode=mode, lossless=lossless or "10%", sources=labels)
+    size = _size(opened, pruning, source)
     write_prune_plan(out, pruning.plan)
     if html is not None:
         from packer.report.prune_page import write_prune_page
 
         write_prune_page(html, opened, pruning)
     if output.json:
-        output.result({"plan": str(out), **pruning.to_dict()})
+        output.result({"plan": str(out), **size, **pruning.to_dict()})
     else:
-        _print(output, pruning, out)
+        _print(output, pruning, size, out)
     return 0
 
 
-def _print(output: Output, pruning: Pruning, out: Path) -> None:
+def _size(statistics: Statistics, pruning: Pruning, source: Path | None) -> dict[str, int | None]:
+    """What the kept experts take under the bundled 3-bit recipes, and with a source the whole container, exactly."""
+    from formats.checkpoint import open_checkpoint
+    from formats.families import bind
+    from packer.commands.common import source_directory
+    from packer.plan import make_plan
+    from packer.recipe import default_recipe
+    from packer.report.prune_figures import record_sizes
+
+    sizes = record_sizes(statistics.inputs, statistics.width)
+    lossless = sum(len(kept.lossless) for kept in pruning.kept.values())
+    experts = (pruning.kept_experts - lossless) * sizes.usual + lossless * sizes.source
+    container = None
+    if source is not None:
+        with open_checkpoint(source_directory(source), need_headers=False) as checkpoint:
+            model = bind(checkpoint)
+            recipe = default_recipe(model.architecture.family)
+            container = make_plan(checkpoint, model, recipe, prune=pruning.plan).container_bytes
+    return {"experts_bytes": experts, "container_bytes": container}
+
+
+def _print(output: Output, pruning: Pruning, size: dict[str, int | None], out: Path) -> None:
     total = pruning.experts * len(pruning.kept)
     counts = sorted(len(kept.experts) for kept in pruning.kept.values())
     spread = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
@@ -92,4 +117,8 @@ def _print(output: Output, pruning: Pruning, out: Path) -> None:
         output.line(f"lossless    {lossless} of them")
     output.line(f"saliency    {pruning.retained:.1%} stays, averaged over layers")
     output.line(f"certainty   {pruning.agreement:.1%} of the kept experts are the choice of both halves of the text")
+    experts, container = size["experts_bytes"], size["container_bytes"]
+    output.line(f"size        about {human_bytes(experts or 0)} of experts under the default recipe")
+    if container is not None:
+        output.line(f"container   {container} ({human_bytes(container)})")
     output.line(f"plan        {out}")
