@@ -284,7 +284,7 @@ def test_command_line_records_both(statistics: Statistics, tmp_path: Path, capsy
     said = json.loads(captured.out)
     assert said["statistics"] == said["recipe"]["statistics"]["blake3"] == statistics.blake3
     assert said["recipe"]["experts"]["max_rel_error"] == 1.0
-    assert "note: limit of experts: 1, as columns that the statistics weigh little may lose much" in captured.err
+    assert "note: --stats raises the limit of expert errors to 1" in captured.err
     seldom = int((statistics.tokens(2).sum(axis=0) < 256).sum())
     assert seldom > 0
     assert (
