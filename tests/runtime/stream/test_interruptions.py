@@ -18,10 +18,14 @@ from runtime.stream.experts import ExpertStream
 from runtime.threads import Coming, Workers
 from tests.runtime.stream.fake_loader import FakeLoader, values_of
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(signal, "pthread_kill") or threading.current_thread() is not threading.main_thread(),
-    reason="sends signals to the main thread",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(signal, "pthread_kill") or threading.current_thread() is not threading.main_thread(),
+        reason="sends signals to the main thread",
+    ),
+    # An interruption that hits a callback of the garbage collector ends there, and Python warns of it: it was no use.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 class Stopped(BaseException):
