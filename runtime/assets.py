@@ -42,9 +42,7 @@ def read_assets(path: Path, names: Iterable[str]) -> dict[str, bytes]:
     with open_container(path) as container:
         wanted = {f"{ASSETS_DIR}/{name}": name for name in names}
         return {
-            wanted[info.path]: _from_container(container, info)
-            for info in container.manifest.assets
-            if info.path in wanted
+            wanted[info.path]: read_asset(container, info) for info in container.manifest.assets if info.path in wanted
         }
 
 
@@ -63,7 +61,13 @@ def read_config(path: Path) -> TextConfig:
     return read_text_model(strict_json.parse_object(data, where=CONFIG_NAME), CONFIG_NAME)[1]
 
 
-def _from_container(container: Container, info: AssetInfo) -> bytes:
+def read_asset(container: Container, info: AssetInfo) -> bytes:
+    """The bytes of one of a container's small files, proved by their digest.
+
+    Raises:
+        FormatError: it is too long.
+        IntegrityError: it is not what was packed.
+    """
     _check_length(info.bytes, info.path)
     data = read_exactly(container.file(info.path), 0, info.bytes, where=info.path) if info.bytes else b""
     found = blake3(data).hexdigest()

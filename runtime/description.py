@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from blake3 import blake3
-
 from formats import strict_json
 from formats.assets import MAX_ASSET_BYTES
 from formats.checkpoint import CONFIG_NAME, MAX_CONFIG_BYTES, Checkpoint
 from formats.container import Container
-from formats.errors import FormatError, IntegrityError
+from formats.errors import FormatError
 from formats.families import Model, Release, TextConfig, read_text_model
 from formats.families.inventory import Expected
 from formats.families.kimi import text_tensors
-from formats.files import read_exactly
 from formats.manifest import ASSETS_DIR, FILE_NAME, LayerInfo
 from formats.spelling import spelled
+from runtime.assets import read_asset
 
 _SHOWN = 3  # absent tensors listed in a message
 
@@ -77,11 +75,7 @@ def _configuration(container: Container) -> Mapping[str, object]:
     limit = min(MAX_CONFIG_BYTES, MAX_ASSET_BYTES)
     if not 0 < info.bytes <= limit:
         raise FormatError("file has an impossible length", where=path, expected=f"1 to {limit}", found=info.bytes)
-    data = read_exactly(container.file(path), 0, info.bytes, where=path)
-    found = blake3(data).hexdigest()
-    if found != info.blake3:
-        raise IntegrityError(f"asset {path} was changed", where=path, expected=info.blake3, found=found)
-    return strict_json.parse_object(data, where=path)
+    return strict_json.parse_object(read_asset(container, info), where=path)
 
 
 def _check_architecture(container: Container, config: TextConfig, release: Release) -> None:

@@ -96,7 +96,7 @@ def _size(statistics: Statistics, pruning: Pruning, source: Path | None) -> dict
     from packer.report.prune_figures import record_sizes
 
     sizes = record_sizes(statistics.inputs, statistics.width)
-    lossless = sum(len(kept.lossless) for kept in pruning.kept.values())
+    lossless = pruning.lossless_experts
     experts = (pruning.kept_experts - lossless) * sizes.usual + lossless * sizes.source
     container = None
     if source is not None:
@@ -112,9 +112,8 @@ def _print(output: Output, pruning: Pruning, size: dict[str, int | None], out: P
     counts = sorted(len(kept.experts) for kept in pruning.kept.values())
     spread = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     output.line(f"experts     {pruning.kept_experts} of {total} stay, {spread} a layer")
-    lossless = sum(len(kept.lossless) for kept in pruning.kept.values())
-    if lossless:
-        output.line(f"lossless    {lossless} of them")
+    if pruning.lossless_experts:
+        output.line(f"lossless    {pruning.lossless_experts} of them")
     output.line(f"saliency    {pruning.retained:.1%} stays, averaged over layers")
     output.line(f"certainty   {pruning.agreement:.1%} of the kept experts are the choice of both halves of the text")
     experts, container = size["experts_bytes"], size["container_bytes"]

@@ -51,13 +51,18 @@ class Pruning:
         """In all layers."""
         return sum(len(layer.experts) for layer in self.kept.values())
 
+    @property
+    def lossless_experts(self) -> int:
+        """Of these, in all layers."""
+        return sum(len(layer.lossless) for layer in self.kept.values())
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
             "mode": self.plan.made.mode if self.plan.made else None,
             "experts_per_layer": self.experts,
             "kept_experts": self.kept_experts,
-            "lossless_experts": sum(len(layer.lossless) for layer in self.kept.values()),
+            "lossless_experts": self.lossless_experts,
             "layers": {
                 str(layer): {"kept": len(kept.experts), "retained": kept_share(self.scores[layer], kept)}
                 for layer, kept in self.kept.items()
