@@ -205,10 +205,11 @@ class _NotedReads(ContainerExperts):
         self._lock = threading.Lock()
         self.names: list[Name] = []
 
-    def load(self, layer: int, expert: int, slot: memoryview) -> Expert:
-        with self._lock:
-            self.names.append((layer, expert))
-        return super().load(layer, expert, slot)
+    def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
+        if part == 0:
+            with self._lock:
+                self.names.append((layer, expert))
+        return super().read(layer, expert, part, slot)
 
 
 def _reading(
@@ -303,7 +304,10 @@ class _MemoryExperts:
     def __init__(self, loader: ContainerExperts, names: Sequence[Name], slots: int, workers: Workers) -> None:
         kept = list(dict.fromkeys(names))[:slots]
         area = Slots(len(kept), loader.slot_bytes)
-        self._experts = [loader.load(*name, area[place]) for place, name in enumerate(kept)]
+        for place, name in enumerate(kept):
+            for part in range(loader.parts(*name)):
+                loader.read(*name, part, area[place])
+        self._experts = [loader.view(*name, area[place]) for place, name in enumerate(kept)]
         self._places = {name: place for place, name in enumerate(kept)}
         self._workers = workers
 

@@ -25,7 +25,10 @@ class CheckpointExperts:
     Attributes:
         layer_experts: how many each layer has, 0 for dense layers.
         slot_bytes: what an expert takes.
+        check: False, since there are no digests.
     """
+
+    check = False
 
     def __init__(self, checkpoint: Checkpoint, model: Model, *, bias: int = mxfp4.DEFAULT_BIAS) -> None:
         """``bias`` is that of MXFP4 scales; other formats have none."""
@@ -37,33 +40,52 @@ class CheckpointExperts:
         )
         self.slot_bytes = slot_bytes(model)
 
-    def read_bytes(self, layer: int, expert: int) -> int:
-        """How much :meth:`load` reads."""
-        return self._model.expert_bytes_in_source
+    def parts(self, layer: int, expert: int) -> int:
+        """How many reads bring an expert in: one a matrix."""
+        return len(MATRICES)
 
-    def load(self, layer: int, expert: int, slot: memoryview) -> Expert:
-        """Read an expert into a slot of ``slot_bytes`` bytes, of which its matrices are views.
+    def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
+        """Read a matrix of an expert into a slot of ``slot_bytes`` bytes; its length.
 
         Raises:
             UsageError: there is no such expert.
-            FormatError: the shard changed or ends early, or a weight is no number.
+            FormatError: the shard changed or ends early.
             EnvironmentProblem: reading failed.
         """
-        names = self._model.expert_names(layer, expert)
-        at = 0
+        places = self._places(layer, expert, slot)[part]
+        for name, place in places:
+            self._checkpoint.read_into(name, place)
+        return sum(len(place) for _, place in places)
+
+    def prove(self, layer: int, expert: int, slot: memoryview) -> None:
+        """There are no digests."""
+
+    def view(self, layer: int, expert: int, slot: memoryview) -> Expert:
+        """The expert that was read into a slot, of which its matrices are views.
+
+        Raises:
+            FormatError: a weight is no number.
+        """
         matrices: list[EncodedMatrix] = []
-        for number, matrix in enumerate(MATRICES):
-            parts: list[tuple[str, memoryview]] = []
-            for name, tensor in zip(names[matrix], self._model.expert_tensors[matrix], strict=True):
-                part = slot[at : at + tensor.bytes]
-                self._checkpoint.read_into(name, part)
-                parts.append((name, part.toreadonly()))
-                at = align(at + tensor.bytes, LINE)
+        for number, places in enumerate(self._places(layer, expert, slot)):
             rows, cols = self._model.architecture.expert_shapes[number]
-            where = f"{record_name(layer, expert)} {matrix}"
-            source = SourceMatrix(rows, cols, tuple(parts), self._format, b"", where)
+            where = f"{record_name(layer, expert)} {MATRICES[number]}"
+            parts = tuple((name, place.toreadonly()) for name, place in places)
+            source = SourceMatrix(rows, cols, parts, self._format, b"", where)
             matrices.append(source_matrix(source, self._bias))
         return Expert(layer, expert, *matrices)
+
+    def _places(self, layer: int, expert: int, slot: memoryview) -> list[list[tuple[str, memoryview]]]:
+        """Where each tensor of an expert stands in its slot, matrix by matrix."""
+        names = self._model.expert_names(layer, expert)
+        at = 0
+        found: list[list[tuple[str, memoryview]]] = []
+        for matrix in MATRICES:
+            found.append([])
+            for name, tensor in zip(names[matrix], self._model.expert_tensors[matrix], strict=True):
+                found[-1].append((name, slot[at : at + tensor.bytes]))
+                at = align(at + tensor.bytes, LINE)
+        return found
 
     @property
     def _format(self) -> str:

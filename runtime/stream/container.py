@@ -17,6 +17,8 @@ from runtime.stream.direct import DirectReads
 from runtime.stream.needs import store_needs
 from runtime.stream.segments import Segment, container_segments
 
+PART_BYTES = 4 << 20  # of a record, read at a time; large enough for a device to be as fast as it can
+
 
 class ContainerExperts:
     """Loads experts of a container. Safe to use from several threads.
@@ -24,17 +26,21 @@ class ContainerExperts:
     Attributes:
         layer_experts: how many each layer has, 0 for dense layers.
         slot_bytes: the longest record.
+        check: whether records are proved.
     """
 
-    def __init__(self, container: Container, reads: DirectReads, *, check: bool = True) -> None:
+    def __init__(
+        self, container: Container, reads: DirectReads, *, check: bool = True, part_bytes: int = PART_BYTES
+    ) -> None:
         """Open all banks, and prove the index.
 
         Args:
             container: stays open as long as this is used.
             reads: how to read; has the files and stays open likewise.
             check: prove each record against its digest whenever it is read.
+            part_bytes: how much of a record is read at a time, whole pages.
         """
-        self._container, self._check = container, check
+        self._container, self.check, self._part_bytes = container, check, part_bytes
         counts = {info.layer: info.experts for info in container.manifest.layers}
         self.layer_experts = tuple(
             counts.get(layer, 0) for layer in range(container.manifest.architecture.hidden_layers)
@@ -44,31 +50,48 @@ class ContainerExperts:
             info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers
         }
 
-    def read_bytes(self, layer: int, expert: int) -> int:
-        """How much :meth:`load` reads."""
-        return self._container.row(layer, expert).bytes
+    def parts(self, layer: int, expert: int) -> int:
+        """How many reads bring an expert in."""
+        return -(-self._container.row(layer, expert).bytes // self._part_bytes)
 
-    def load(self, layer: int, expert: int, slot: memoryview) -> Expert:
-        """Read an expert into a slot of ``slot_bytes`` bytes, of which its matrices are views.
+    def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
+        """Read a part of an expert's record into a slot of ``slot_bytes`` bytes with one aligned read; its length.
 
         Raises:
             UsageError: there is no such expert.
-            FormatError: the bank ends early, or the record is malformed or not the one that its index row describes.
-            IntegrityError: its bytes are not those that were recorded.
+            FormatError: the bank ends early, or the device does not deliver.
             EnvironmentProblem: reading failed.
         """
+        row, file = self._container.row(layer, expert), self._files[layer]
+        first = part * self._part_bytes
+        stop = min(first + self._part_bytes, row.bytes)
+        file.read(row.offset + first, slot[first:stop], where=f"{file.where}: {record_name(layer, expert)}")
+        return stop - first
+
+    def prove(self, layer: int, expert: int, slot: memoryview) -> None:
+        """Prove a record that was read into a slot.
+
+        Raises:
+            IntegrityError: its bytes are not those that were recorded.
+        """
         row = self._container.row(layer, expert)
-        file, name = self._files[layer], record_name(layer, expert)
-        data = slot[: row.bytes]
-        file.read(row.offset, data, where=f"{file.where}: {name}")
-        if self._check and (found := blake3(data).digest()) != row.digest:
+        if self.check and (found := blake3(slot[: row.bytes]).digest()) != row.digest:
             raise IntegrityError(
-                f"record of {name} was changed",
-                where=file.where,
+                f"record of {record_name(layer, expert)} was changed",
+                where=self._files[layer].where,
                 offset=row.offset,
                 expected=row.digest.hex(),
                 found=found.hex(),
             )
+
+    def view(self, layer: int, expert: int, slot: memoryview) -> Expert:
+        """The expert that was read into a slot, of which its matrices are views.
+
+        Raises:
+            FormatError: the record is malformed or not the one that its index row describes.
+        """
+        row = self._container.row(layer, expert)
+        data = slot[: row.bytes]
         header = self._container.checked_header(bytes(data[:RECORD_HEADER_BYTES]), row)
         gate, up, down = record_matrices(header, data.toreadonly())
         return Expert(layer, expert, gate, up, down)

@@ -1,19 +1,17 @@
 """A bounded cache of experts that are read as they are needed, or a little before, and worked on as they arrive.
 
-One thread asks (``compute``); a few threads read; the asking thread and the helpers of its
-:class:`~runtime.threads.Workers` do the work. Everything that they share is in one table under one lock, which nobody
-holds while reading or working.
+One thread asks (``compute``); a few threads read, and do nothing else, so that the device never waits for a processor;
+the asking thread and the helpers of its :class:`~runtime.threads.Workers` prove what was read and do the work.
+Everything that they share is in one table under one lock, which nobody holds while reading, proving or working.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -22,14 +20,18 @@ import numpy as np
 from formats.errors import EnvironmentProblem, UsageError
 from formats.layout import record_name
 from runtime.store import Expert
+from runtime.stream.call import Call, Job
 from runtime.stream.memory import Slots
+from runtime.stream.pending import Part, Pending
 from runtime.stream.policy import Frequency, Policy
 from runtime.stream.slots import Entry, State, Table
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers, wait_out
 
-READERS = 8  # reads under way at a time
-AHEAD_READERS = 2  # of them, for what is only expected: a read that has begun cannot give way to one that is needed
+# Reads under way at a time. A few of them keep a device as busy as many do (1 to 8 reads of 12 MB: 1.75 to 1.9 GB/s on
+# the machine of the README); what more of them would do is let every expert of a layer come late.
+READERS = 3
+EARLY_READS = 2  # of them, for what is only expected: a read that has begun cannot give way to one that is needed
 
 
 class ExpertLoader(Protocol):
@@ -43,40 +45,33 @@ class ExpertLoader(Protocol):
     def slot_bytes(self) -> int:
         """What the largest expert takes."""
 
-    def read_bytes(self, layer: int, expert: int) -> int:
-        """How much :meth:`load` reads."""
+    @property
+    def check(self) -> bool:
+        """Whether there is anything to prove."""
 
-    def load(self, layer: int, expert: int, slot: memoryview) -> Expert:
-        """Read an expert into a slot, of which its matrices are views.
+    def parts(self, layer: int, expert: int) -> int:
+        """How many reads bring an expert in, at least one. Parts may be read at the same time, in any order."""
+
+    def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
+        """Read a part of an expert into its slot, and do nothing else; returns how many bytes.
 
         Raises:
-            MoepackError: it cannot be read, or is not what it should be.
+            MoepackError: it cannot be read.
         """
 
+    def prove(self, layer: int, expert: int, slot: memoryview) -> None:
+        """Prove that what was read into a slot is what was once recorded.
 
-@dataclass
-class _Call:
-    """One ``compute`` under way.
+        Raises:
+            MoepackError: it is not.
+        """
 
-    Attributes:
-        work: what to do with each expert.
-        news: for the asking thread: a token whenever something became ready, ended or failed.
-        pinned: the entries that are still to be worked on, by key.
-        ready: those of them that are in their slot and nobody works on.
-        helpers: helpers that were asked to take part and have not found everything taken yet.
-        busy: helpers that are working on an expert.
-        stopped: nobody begins on another expert.
-        error: the first one.
-    """
+    def view(self, layer: int, expert: int, slot: memoryview) -> Expert:
+        """The expert that was read into a slot, of which its matrices are views; nothing in a slot does any harm.
 
-    work: Callable[[Expert], None]
-    pinned: dict[int, Entry] = field(default_factory=dict)
-    ready: deque[Entry] = field(default_factory=deque)
-    helpers: int = 0
-    busy: int = 0
-    stopped: bool = False
-    error: BaseException | None = None
-    news: SimpleQueue[None] = field(default_factory=SimpleQueue)
+        Raises:
+            MoepackError: it is malformed.
+        """
 
 
 class ExpertStream:
@@ -109,11 +104,9 @@ class ExpertStream:
         self._policy = policy or Frequency(sum(counts), sum(count > 0 for count in counts))
         self._slots = Slots(slots, loader.slot_bytes) if slots else None
         self._table = Table(slots, self._policy)
-        self._demand: deque[Entry] = deque()
-        self._ahead: deque[Entry] = deque()
+        self._pending = Pending(self._table, EARLY_READS)
         self._expected: dict[int, list[Entry]] = {}  # by layer
-        self._ahead_reads = 0  # under way
-        self._call: _Call | None = None
+        self._call: Call | None = None
         self._closed = False
         self._counters = SimpleNamespace(**asdict(StreamStatistics()))
         self._broken: BaseException | None = None
@@ -138,8 +131,7 @@ class ExpertStream:
         """End all reading threads, after the reads that they are at. A second call does nothing."""
         with self._lock:
             self._closed = True
-            self._demand.clear()
-            self._ahead.clear()
+            self._pending.clear()
             self._wanted.notify_all()
         for reader in self._readers:
             reader.join()
@@ -166,7 +158,7 @@ class ExpertStream:
         keys = [self._key(layer, expert) for expert in chosen]
         if len(set(keys)) != len(keys):
             raise ValueError("an expert is chosen twice")
-        call = _Call(work)
+        call = Call(work)
         try:
             self._begin(call, layer, chosen, keys)
             if meanwhile is not None:
@@ -186,19 +178,25 @@ class ExpertStream:
             for key, expert in zip(keys, likely, strict=False):
                 entry = self._table.entries.get(key)
                 if entry is None:
-                    entry = self._table.entries[key] = Entry(key, layer, expert, ahead=True)
-                    self._ahead.append(entry)
+                    entry = self._table.entries[key] = self._entry(key, layer, expert)
+                    entry.ahead = True
+                if not entry.pins:
+                    self._pending.expect(entry)
                 entry.expected = True
                 self._table.settle(entry)
                 expected.append(entry)
-            self._wanted.notify(len(self._ahead))
+            self._wanted.notify_all()
+
+    def _entry(self, key: int, layer: int, expert: int) -> Entry:
+        """An expert that is not in memory."""
+        return Entry(key, layer, expert, parts=self._loader.parts(layer, expert), proved=not self._loader.check)
 
     def _key(self, layer: int, expert: int) -> int:
         if not 0 <= layer < len(self._counts) or not 0 <= expert < self._counts[layer]:
             raise UsageError("no such expert", where=record_name(layer, expert))
         return self._first[layer] + expert
 
-    def _begin(self, call: _Call, layer: int, chosen: Sequence[int], keys: Sequence[int]) -> None:
+    def _begin(self, call: Call, layer: int, chosen: Sequence[int], keys: Sequence[int]) -> None:
         """Pin what is here, join what is on its way, and ask for the rest.
 
         An interruption may come between any two steps: ``call.pinned`` knows of an entry before anything else does.
@@ -210,18 +208,17 @@ class ExpertStream:
             self._call = call
             self._policy.use(np.array(keys, np.int64))
             for key, expert in zip(keys, chosen, strict=True):
-                entry = self._table.entries.get(key) or Entry(key, layer, expert)
+                entry = self._table.entries.get(key) or self._entry(key, layer, expert)
                 call.pinned[key] = entry
                 self._table.entries[key] = entry
                 used += entry.ahead and entry.state is not State.WAITING
                 entry.pins, entry.expected, entry.ahead = 1, False, False
-                if entry.state is State.WAITING:
-                    self._demand.append(entry)
-                elif entry.state is State.READING:
-                    joined += 1
-                else:
+                if entry.state is State.READY:
                     hits += 1
-                    call.ready.append(entry)
+                    call.offer(entry)
+                else:
+                    joined += entry.state is State.READING
+                    self._pending.need(entry)
                 self._table.settle(entry)
             self._forget_expected(layer)
             counters = self._counters
@@ -229,7 +226,7 @@ class ExpertStream:
             counters.joined += joined
             counters.misses += len(keys) - hits - joined
             counters.ahead_used += used
-            self._wanted.notify(len(self._demand))
+            self._wanted.notify_all()
             self._hire(call)
 
     def _forget_expected(self, layer: int) -> None:
@@ -238,39 +235,38 @@ class ExpertStream:
             if not entry.expected or not self._table.holds(entry):
                 continue  # it was asked for, or had to leave
             entry.expected = False
-            if entry.state is State.WAITING:
-                self._table.drop(entry)
-            else:
-                self._table.settle(entry)
+            self._table.settle(entry)
+            if entry.state is not State.READY:
+                self._pending.give_up(entry)
         self._expected.pop(layer, None)
 
-    def _hire(self, call: _Call) -> None:
-        """Ask helpers to take part, at most one for each expert that is ready."""
+    def _hire(self, call: Call) -> None:
+        """Ask helpers to take part, at most one for each job."""
         while call.helpers < min(len(call.ready), self._workers.threads - 1):
             call.helpers += 1
             self._workers.submit(partial(self._help, call))
 
-    def _help(self, call: _Call) -> None:
-        """What a helper does: work on ready experts until there are none."""
+    def _help(self, call: Call) -> None:
+        """What a helper does: do jobs until there are none."""
         while True:
             with self._lock:
-                if call.stopped or not call.ready:
+                job = call.take()
+                if job is None:
                     call.helpers -= 1
                     return
-                entry = call.ready.popleft()
                 call.busy += 1
-            self._work_on(call, entry, busy=1)
+            self._do(call, job, helping=True)
 
-    def _take_part(self, call: _Call) -> None:
+    def _take_part(self, call: Call) -> None:
         """What the asking thread does: the same, and wait for the rest."""
         while True:
             with self._lock:
                 if call.error is not None or not call.pinned:
                     return
-                entry = call.ready.popleft() if call.ready else None
+                job = call.take()
                 idle = call.busy == 0
-            if entry is not None:
-                self._work_on(call, entry, busy=0)
+            if job is not None:
+                self._do(call, job, helping=False)
                 continue
             began = time.perf_counter()
             call.news.get()
@@ -278,39 +274,37 @@ class ExpertStream:
                 with self._lock:
                     self._counters.stall_seconds += time.perf_counter() - began
 
-    def _work_on(self, call: _Call, entry: Entry, *, busy: int) -> None:
-        """Do the work on one expert and let go of it."""
-        assert entry.value is not None
-        error: BaseException | None = None
+    def _do(self, call: Call, job: Job, *, helping: bool) -> None:
+        """Do a job, and let go of the expert if it was the last one."""
+        assert self._slots is not None
+        entry, error = job.entry, None
+        name, slot = (entry.layer, entry.expert), self._slots[entry.slot]
         began = time.perf_counter()
         try:
-            call.work(entry.value)
+            if job.proves:
+                self._loader.prove(*name, slot)
+            else:
+                entry.value = entry.value or self._loader.view(*name, slot)
+                call.work(entry.value)
         except BaseException as caught:
             error = caught
         seconds = time.perf_counter() - began
         with self._lock:
-            call.busy -= busy
-            self._unpin(entry)
-            call.pinned.pop(entry.key, None)
+            call.busy -= helping
             self._counters.compute_seconds += seconds
-            if error is not None:
-                self._fail(call, error)
+            if call.ended(job, error) and entry.error is None:
+                self._unpin(entry)
+                call.pinned.pop(entry.key, None)
         call.news.put(None)
 
     def _unpin(self, entry: Entry) -> None:
         """Nobody needs an entry where it is any more: its slot may go to one that waits."""
         entry.pins = 0
         self._table.settle(entry)
-        if self._demand or self._ahead:
+        if self._pending:
             self._wanted.notify()
 
-    def _fail(self, call: _Call, error: BaseException) -> None:
-        """Stop a call; the first error counts."""
-        call.error = call.error or error
-        call.stopped = True
-        call.news.put(None)
-
-    def _end(self, call: _Call) -> None:
+    def _end(self, call: Call) -> None:
         """Wait for running work, and let go of whatever was not worked on."""
         with self._lock:
             call.stopped = True
@@ -320,73 +314,68 @@ class ExpertStream:
             with self._lock:
                 self._call = None
                 for entry in call.pinned.values():
-                    if self._table.holds(entry) and entry.state is State.WAITING:
-                        self._table.drop(entry)
+                    if not self._table.holds(entry):
+                        continue
                     self._unpin(entry)
+                    if entry.state is not State.READY:
+                        self._pending.give_up(entry)
+                    elif entry.proved:
+                        entry.error = None  # that of the work: the expert is as good as ever
+                    else:
+                        self._table.drop(entry)
 
     def _read_on(self) -> None:
         """What a reading thread does: what is needed first, then what is expected."""
         try:
             while True:
                 with self._lock:
-                    while (entry := self._next()) is None and not self._closed:
+                    while (part := self._pending.next()) is None and not self._closed:
                         self._wanted.wait()
-                if entry is None:
-                    return
-                self._read(entry)
+                    if part is None:
+                        return
+                    if self._pending:
+                        self._wanted.notify()  # there may be something for another one
+                    self._counters.ahead_reads += part.early and part.first
+                    self._counters.evictions = self._table.evictions
+                self._read(part)
         except BaseException as error:  # rather than let the asking thread wait for ever
             with self._lock:
                 self._broken = error
                 if self._call is not None:
-                    self._fail(self._call, error)
+                    self._call.fail(error)
 
-    def _next(self) -> Entry | None:
-        """The next entry to read, with a slot; None if there is none, or no room for it.
-
-        Queues may still hold what was dropped or has come into the other queue since.
-        """
-        for queue in (self._demand, self._ahead):
-            while queue and (queue[0].state is not State.WAITING or not self._table.holds(queue[0])):
-                queue.popleft()
-            if queue:
-                early = queue is self._ahead
-                if (early and self._ahead_reads == AHEAD_READERS) or not self._table.take_slot(queue[0]):
-                    return None
-                queue[0].early = early
-                self._ahead_reads += early
-                self._counters.ahead_reads += early
-                self._counters.evictions = self._table.evictions
-                return queue.popleft()
-        return None
-
-    def _read(self, entry: Entry) -> None:
+    def _read(self, part: Part) -> None:
         assert self._slots is not None
-        value: Expert | None = None
+        entry = part.entry
         error: BaseException | None = None
         length, began = 0, time.perf_counter()
         try:
-            value = self._loader.load(entry.layer, entry.expert, self._slots[entry.slot])
-            length = self._loader.read_bytes(entry.layer, entry.expert)
+            length = self._loader.read(entry.layer, entry.expert, part.number, self._slots[entry.slot])
         except BaseException as caught:
             error = caught
         seconds = time.perf_counter() - began
         with self._lock:
-            self._counters.reads += 1
-            self._counters.bytes_read += length
             self._counters.read_seconds += seconds
-            self._ahead_reads -= entry.early
-            call = self._call if self._call is not None and entry.key in self._call.pinned else None
+            self._counters.bytes_read += length
             if error is not None:
+                entry.error = entry.error or error
+                entry.handed = entry.parts  # no more of it
+            if not self._pending.ended(part):
+                return
+            if entry.given_up:
+                self._table.drop(entry)
+                return
+            self._counters.reads += 1
+            call = self._call if self._call is not None and entry.key in self._call.pinned else None
+            if entry.error is not None:
                 self._table.drop(entry)  # if it was only expected, whoever needs it will read it again and hear of it
                 entry.expected = False
                 if call is not None:
-                    self._fail(call, error)
+                    call.fail(entry.error)
                 return
-            entry.value, entry.state = value, State.READY
+            entry.state = State.READY
             self._table.settle(entry)
             if call is not None:
-                call.ready.append(entry)
+                call.offer(entry)
                 call.news.put(None)
                 self._hire(call)
-            elif self._demand or self._ahead:
-                self._wanted.notify()

@@ -12,7 +12,7 @@ from runtime.stream.policy import Policy
 
 
 class State(Enum):
-    """Of an entry: waiting to be read, being read, or in its slot."""
+    """Of an entry: waiting to be read, read in part, or whole in its slot."""
 
     WAITING = 1
     READING = 2
@@ -26,22 +26,33 @@ class Entry:
     Attributes:
         key: its number over all layers.
         layer, expert: its name.
+        parts: how many reads bring it in.
+        handed: of them, how many were handed to a reader.
+        under_way: of these, how many have not ended.
+        given_up: the rest is not to be read, and it is dropped when what is under way has ended.
+        value: its matrices, from the first work on it on.
+        proved: what is in the slot is what it should be.
+        error: that of a read of it, of its proof, or of work on it while it was not proved yet.
         pins: how many need it where it is.
         expected: it was asked for by a look-ahead whose layer has not come yet.
         ahead: it was read because it was expected, and has not been asked for since.
-        early: its read began because it was expected.
     """
 
     key: int
     layer: int
     expert: int
+    parts: int = 1
+    handed: int = 0
+    under_way: int = 0
+    given_up: bool = False
     state: State = State.WAITING
     slot: int = -1
     value: Expert | None = None
+    proved: bool = False
+    error: BaseException | None = None
     pins: int = 0
     expected: bool = False
     ahead: bool = False
-    early: bool = False
 
 
 @dataclass

@@ -16,10 +16,10 @@ class StreamStatistics:
         ahead_reads: experts read because they were expected.
         ahead_used: of those, how many were then asked for before they were evicted.
         evictions: experts that made room for others.
-        reads: experts read, for whatever reason.
-        bytes_read: by these reads.
-        read_seconds: in reads and the checks of what was read, of all reading threads together.
-        compute_seconds: in the work on experts, of all threads together.
+        reads: experts read as a whole, for whatever reason.
+        bytes_read: of them, and of others that were given up half read.
+        read_seconds: in reads, of all reading threads together.
+        compute_seconds: in the work on experts and the checks of what was read, of all threads together.
         stall_seconds: that the caller waited while no work was ready or running.
     """
 

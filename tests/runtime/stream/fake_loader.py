@@ -26,17 +26,29 @@ class FakeLoader:
     """
     Attributes:
         layer_experts: of the model.
-        delay: seconds that a read of (layer, expert) takes.
-        errors: what a read of (layer, expert) raises, every time or as long as the list lasts.
+        delay: seconds that reading (layer, expert) takes, all parts together.
+        errors: what a read of (layer, expert) raises, every time; of its last part, if there are several.
+        unsound: what a proof of (layer, expert) raises, every time.
+        proof: called with (layer, expert) by each proof.
         gate: waited for before any read ends, if there is one.
+        split: parts of each expert.
+        check: whether there is anything to prove.
         reads: (layer, expert) in the order in which they began.
+        begun: (layer, expert, part) in the order in which they began.
+        proofs: (layer, expert) in the order in which they ended.
         under_way, most: reads at the same time, now and at the most.
     """
 
     layer_experts: tuple[int, ...] = (0, 8, 8)
     delay: Callable[[int, int], float] = lambda layer, expert: 0.0
     errors: Mapping[tuple[int, int], BaseException] = field(default_factory=dict)
+    unsound: Mapping[tuple[int, int], BaseException] = field(default_factory=dict)
+    proof: Callable[[int, int], None] = lambda layer, expert: None
     gate: threading.Event | None = None
+    split: int = 1
+    check: bool = True
+    begun: list[tuple[int, int, int]] = field(default_factory=list)
+    proofs: list[tuple[int, int]] = field(default_factory=list)
     reads: list[tuple[int, int]] = field(default_factory=list)
     under_way: int = 0
     most: int = 0
@@ -46,28 +58,41 @@ class FakeLoader:
         self._lock = threading.Lock()
         self.slots: set[int] = set()
 
-    def read_bytes(self, layer: int, expert: int) -> int:
-        return 100 + expert
+    def parts(self, layer: int, expert: int) -> int:
+        return self.split
 
-    def load(self, layer: int, expert: int, slot: memoryview) -> Expert:
+    def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
         with self._lock:
-            self.reads.append((layer, expert))
+            self.begun.append((layer, expert, part))
+            if part == 0:
+                self.reads.append((layer, expert))
             self.under_way += 1
             self.most = max(self.most, self.under_way)
         try:
             array = np.frombuffer(slot, np.float32)
             self.slots.add(array.__array_interface__["data"][0])
-            array[:] = np.nan  # whoever still uses what was here before gets nonsense
+            mine = array[part :: self.split]
+            mine[:] = np.nan  # whoever still uses what was here before gets nonsense
             if self.gate is not None:
                 assert self.gate.wait(20)
-            time.sleep(self.delay(layer, expert))
+            time.sleep(self.delay(layer, expert) / self.split)
             error = self.errors.get((layer, expert))
-            if error is not None:
+            if error is not None and part == self.split - 1:
                 raise error
-            gate = array[: 4 * WIDTH].reshape(4, WIDTH)
-            gate[:] = values_of(layer, expert)
-            matrix = RawMatrix(4, WIDTH, "F32", gate)
-            return Expert(layer, expert, matrix, matrix, matrix)
+            mine[:] = values_of(layer, expert)[0, 0]
+            return (100 + expert) // self.split
         finally:
             with self._lock:
                 self.under_way -= 1
+
+    def prove(self, layer: int, expert: int, slot: memoryview) -> None:
+        self.proof(layer, expert)
+        error = self.unsound.get((layer, expert))
+        self.proofs.append((layer, expert))
+        if error is not None:
+            raise error
+
+    def view(self, layer: int, expert: int, slot: memoryview) -> Expert:
+        gate = np.frombuffer(slot, np.float32)[: 4 * WIDTH].reshape(4, WIDTH)
+        matrix = RawMatrix(4, WIDTH, "F32", gate)
+        return Expert(layer, expert, matrix, matrix, matrix)

@@ -81,9 +81,12 @@ ROUTES = [
 @pytest.mark.parametrize("readers", [1, 3])
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("ahead", [False, True])
-def test_every_combination_gives_every_expert_once(slots: int, readers: int, threads: int, ahead: bool) -> None:
+@pytest.mark.parametrize("split", [1, 3])
+def test_every_combination_gives_every_expert_once(
+    slots: int, readers: int, threads: int, ahead: bool, split: int
+) -> None:
     """Expectations are partly wrong on purpose, and one layer asks for more experts than there are slots."""
-    loader = FakeLoader(delay=lambda layer, expert: 0.0005 * ((layer + 3 * expert) % 4))
+    loader = FakeLoader(delay=lambda layer, expert: 0.0005 * ((layer + 3 * expert) % 4), split=split)
     with streaming(loader, slots=slots, threads=threads, readers=readers) as stream:
         for number, (layer, chosen) in enumerate(ROUTES):
             work = Sum(0.0005)
@@ -97,10 +100,11 @@ def test_every_combination_gives_every_expert_once(slots: int, readers: int, thr
             assert sorted(work.seen) == [(layer, expert) for expert in chosen]
         done = stream.statistics()
     assert done.asked == sum(len(chosen) for _, chosen in ROUTES)
-    assert done.reads == len(loader.reads) == done.misses + done.ahead_reads
-    assert done.bytes_read == sum(100 + expert for _, expert in loader.reads)
+    assert len(loader.reads) == done.misses + done.ahead_reads
+    assert done.reads == len(loader.reads) if split == 1 else done.misses <= done.reads <= len(loader.reads)
+    assert done.bytes_read == sum((100 + expert) // split for _, expert, _ in loader.begun)
     assert len(loader.slots) <= slots
-    assert loader.most <= min(readers, slots)
+    assert loader.most <= min(readers, slots * split)
     assert done.ahead_used <= done.ahead_reads
 
 
@@ -212,6 +216,135 @@ def test_few_reads_for_what_is_only_expected() -> None:
         compute(stream, 2, range(8))
     assert len(loader.reads) == 12
     assert loader.most == 6
+
+
+def test_experts_come_one_after_another() -> None:
+    """Several readers share an expert, instead of bringing in several that are all late."""
+    loader = FakeLoader(split=3, delay=lambda layer, expert: 0.003)
+    with streaming(loader, readers=3) as stream:
+        compute(stream, 1, [4, 0, 2])
+    assert [expert for _, expert, _ in loader.begun] == [4, 4, 4, 0, 0, 0, 2, 2, 2]
+    assert loader.most > 1
+
+
+class Paused:
+    """One reader, which has begun with an expected expert of three parts when something else is needed."""
+
+    def __init__(self) -> None:
+        self.loader = FakeLoader(gate=threading.Event(), split=3)
+
+    def need(self, stream: ExpertStream) -> None:
+        stream.expect(2, [6, 7])
+        until(lambda: self.loader.begun == [(2, 6, 0)])
+        assert self.loader.gate is not None
+        stream.compute(1, [1], Sum(), self.loader.gate.set)
+
+
+def test_what_is_expected_gives_way_between_its_parts() -> None:
+    """What was needed comes first, then the rest of what was expected: no part is read twice."""
+    paused = Paused()
+    with streaming(paused.loader, readers=1) as stream:
+        paused.need(stream)
+        until(lambda: stream.statistics().reads == 3)
+        compute(stream, 2, [6])
+        done = stream.statistics()
+    order = [(2, 6, 0), (1, 1, 0), (1, 1, 1), (1, 1, 2), (2, 6, 1), (2, 6, 2), (2, 7, 0), (2, 7, 1), (2, 7, 2)]
+    assert paused.loader.begun == order
+    assert (done.hits, done.misses, done.ahead_reads, done.ahead_used) == (1, 1, 2, 1)
+
+
+def test_what_was_expected_in_vain_is_not_read_on() -> None:
+    """Its layer needs other experts: what was read of it is forgotten, and its slot is free."""
+    paused = Paused()
+    with streaming(paused.loader, readers=1, slots=2) as stream:
+        stream.expect(2, [6, 7])
+        until(lambda: paused.loader.begun == [(2, 6, 0)])
+        assert paused.loader.gate is not None
+        stream.compute(2, [1, 2], Sum(), paused.loader.gate.set)
+        compute(stream, 2, [1, 2])
+        assert stream.statistics().bytes_read == 3 * (101 // 3) + 3 * (102 // 3) + 106 // 3
+        compute(stream, 2, [6])
+        done = stream.statistics()
+    read_of_6 = [part for _, expert, part in paused.loader.begun if expert == 6]
+    assert read_of_6 == [0, 0, 1, 2]
+    assert (done.hits, done.misses, done.ahead_reads, done.ahead_used, done.reads) == (2, 3, 1, 0, 3)
+
+
+def test_a_paused_expectation_in_the_only_slot_goes_on() -> None:
+    paused = Paused()
+    with streaming(paused.loader, readers=1, slots=1) as stream:
+        paused.need(stream)
+        compute(stream, 2, [6, 7])
+
+
+# Proofs.
+
+
+def test_an_expert_is_proved_once_while_it_stays() -> None:
+    loader = FakeLoader()
+    with streaming(loader, slots=2) as stream:
+        for _ in range(3):
+            compute(stream, 1, [0, 1])
+        compute(stream, 2, [0, 1])
+        compute(stream, 1, [0])
+    assert sorted(loader.proofs) == [(1, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+def test_nothing_is_proved_where_there_is_nothing_to_prove() -> None:
+    loader = FakeLoader(check=False)
+    with streaming(loader) as stream:
+        compute(stream, 1, [0, 1])
+    assert not loader.proofs
+
+
+def test_an_expert_is_proved_while_it_is_worked_on() -> None:
+    """Each of the two waits for the other."""
+    meeting = threading.Barrier(2, timeout=20)
+    loader = FakeLoader(proof=lambda layer, expert: meeting.wait() and None)
+    with streaming(loader, threads=2) as stream:
+        stream.compute(1, [3], lambda expert: meeting.wait() and None)
+    assert loader.proofs == [(1, 3)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("work_fails", [False, True])
+def test_a_failed_proof_ends_the_layer(threads: int, work_fails: bool) -> None:
+    """Its error comes out even if the work on the unproved bytes failed before; what was read is not kept."""
+    damaged = FormatError("record was changed", where="layer 1 expert 2")
+    working = threading.Event()
+
+    def proof(layer: int, expert: int) -> None:
+        assert threads == 1 or expert != 2 or working.wait(20)
+
+    def work(expert: Expert) -> None:
+        if expert.expert == 2:
+            working.set()
+            if work_fails:
+                raise ZeroDivisionError
+
+    loader = FakeLoader(unsound={(1, 2): damaged}, proof=proof)
+    with streaming(loader, threads=threads) as stream:
+        for count in (1, 2):
+            with pytest.raises(FormatError, match="layer 1 expert 2"):
+                stream.compute(1, [2], work)
+            assert loader.reads == [(1, 2)] * count
+        compute(stream, 1, [0, 1])
+
+
+def test_the_error_of_work_waits_for_the_proof() -> None:
+    """The bytes were sound, so the error is the work's own, and the expert stays."""
+    failed = threading.Event()
+    loader = FakeLoader(proof=lambda layer, expert: failed.wait(20) and None)
+
+    def work(expert: Expert) -> None:
+        failed.set()
+        raise ZeroDivisionError
+
+    with streaming(loader, threads=2) as stream:
+        with pytest.raises(ZeroDivisionError):
+            stream.compute(1, [2], work)
+        compute(stream, 1, [2])
+    assert (loader.reads, loader.proofs) == ([(1, 2)], [(1, 2)])
 
 
 def test_a_read_under_way_is_joined() -> None:

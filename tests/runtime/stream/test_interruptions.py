@@ -96,10 +96,13 @@ class Checked:
         self.seen.append(expert.expert)
 
 
+@pytest.mark.parametrize("split", [1, 3])
 @pytest.mark.parametrize(("slots", "readers", "threads"), [(1, 1, 1), (3, 2, 3), (9, 4, 2), (30, 2, 1)])
-def test_interrupted_layers(slots: int, readers: int, threads: int) -> None:
+def test_interrupted_layers(slots: int, readers: int, threads: int, split: int) -> None:
     rng = random.Random(slots)
-    loader = FakeLoader(layer_experts=(0, 10, 10, 10), delay=lambda layer, expert: 0.0003 * ((layer * 7 + expert) % 5))
+    loader = FakeLoader(
+        layer_experts=(0, 10, 10, 10), delay=lambda layer, expert: 0.0003 * ((layer * 7 + expert) % 5), split=split
+    )
     interrupted = 0
     with interruptions() as interrupter, Workers(threads) as workers:
         stream = ExpertStream(loader, slots=slots, workers=workers, readers=readers)

@@ -14,11 +14,11 @@ from formats.container import Container, open_container
 from formats.encoded import EncodedMatrix, decode_rows
 from formats.errors import FormatError, IntegrityError, UsageError
 from formats.families.model import MATRICES
-from formats.layout import Matrix
+from formats.layout import PAGE, Matrix
 from formats.source import read_matrix
 from runtime.store import Expert
 from runtime.stream.checkpoint import CheckpointExperts
-from runtime.stream.container import ContainerExperts
+from runtime.stream.container import PART_BYTES, ContainerExperts
 from runtime.stream.direct import Calls, DirectReads
 from runtime.stream.memory import Slots
 from tests.runtime.stream.conftest import DATA, OpenCheckpoint
@@ -33,8 +33,16 @@ def decoded(matrix: EncodedMatrix) -> np.ndarray:
     return decode_rows(matrix, np.arange(matrix.rows))
 
 
+def read(loader: Loader, layer: int, expert: int, slot: memoryview) -> int:
+    """Read an expert into a slot, its parts in no particular order; how many bytes it has."""
+    return sum(loader.read(layer, expert, part, slot) for part in reversed(range(loader.parts(layer, expert))))
+
+
 def load(loader: Loader, layer: int, expert: int) -> Expert:
-    return loader.load(layer, expert, Slots(1, loader.slot_bytes)[0])
+    slot = Slots(1, loader.slot_bytes)[0]
+    read(loader, layer, expert, slot)
+    loader.prove(layer, expert, slot)
+    return loader.view(layer, expert, slot)
 
 
 def check_record(container: Container, expert: Expert) -> None:
@@ -57,12 +65,13 @@ def test_records_of_every_codec(spec: Spec, check: bool, tmp_path: Path) -> None
         for row in rows:
             expert = load(loader, row.layer, row.expert)
             assert (expert.layer, expert.expert) == (row.layer, row.expert)
-            assert loader.read_bytes(row.layer, row.expert) == row.bytes
+            assert read(loader, row.layer, row.expert, Slots(1, row.bytes)[0]) == row.bytes
             check_record(container, expert)
         reads.close()
 
 
-def test_one_aligned_read_a_record(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part_bytes", [PART_BYTES, PAGE])
+def test_one_aligned_read_a_part(part_bytes: int, tmp_path: Path) -> None:
     calls: list[tuple[int, int, int]] = []
 
     def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
@@ -72,11 +81,14 @@ def test_one_aligned_read_a_record(tmp_path: Path) -> None:
 
     with open_container(build_container(tmp_path / "container")) as container:
         reads = DirectReads(Calls(preadv=preadv))
-        loader = ContainerExperts(container, reads)
+        loader = ContainerExperts(container, reads, part_bytes=part_bytes)
         assert len(calls) == 1  # the trial
         row = container.row(2, 3)
-        load(loader, 2, 3)
-        assert calls[1:] == [(0, row.bytes, row.offset)]
+        check_record(container, load(loader, 2, 3))
+        starts = range(0, row.bytes, part_bytes)
+        assert len(starts) == (1 if part_bytes == PART_BYTES else 2)
+        expected = [(0, min(part_bytes, row.bytes - start), row.offset + start) for start in starts]
+        assert sorted(calls[1:]) == sorted(expected)
         reads.close()
 
 
@@ -85,7 +97,8 @@ def test_weights_are_views_that_cannot_be_written(tmp_path: Path) -> None:
         reads = DirectReads()
         loader = ContainerExperts(container, reads)
         slot = Slots(1, loader.slot_bytes)[0]
-        gate = loader.load(1, 0, slot).gate
+        loader.read(1, 0, 0, slot)
+        gate = loader.view(1, 0, slot).gate
         codes = gate.codes  # type: ignore[union-attr]
         assert not codes.flags.writeable
         assert np.shares_memory(codes, np.frombuffer(slot, np.uint8))
@@ -206,7 +219,7 @@ def test_experts_of_a_checkpoint(name: str, tmp_path: Path, checkpoint_at: Calla
             for label, matrix in zip(MATRICES, (found.gate, found.up, found.down), strict=True):
                 source = read_matrix(opened.checkpoint, opened.model, layer, expert, label)
                 assert np.array_equal(decoded(matrix), source.to_float32())
-            assert loader.read_bytes(layer, expert) == sum(
+            assert read(loader, layer, expert, Slots(1, loader.slot_bytes)[0]) == sum(
                 len(opened.checkpoint.read(name))
                 for names in opened.model.expert_names(layer, expert).values()
                 for name in names
