@@ -29,8 +29,8 @@ _REASONS = {
     errno.ENOSYS: "not supported by this file system",
 }
 _HINTS = {
-    errno.ENOSPC: "make room, then give the same command again: it continues where it stopped",
-    errno.EDQUOT: "make room, then give the same command again: it continues where it stopped",
+    errno.ENOSPC: "make room, then give the same command again",
+    errno.EDQUOT: "make room, then give the same command again",
     errno.EFBIG: "raise the file size limit (ulimit -f) or choose another file system",
     errno.EROFS: "choose an output on a file system that can be written",
     errno.EACCES: "choose an output that you may write to",

@@ -35,8 +35,10 @@ class Sample:
         return sum(len(window) for window in self.windows)
 
 
-def parse_sources(options: Iterable[str]) -> dict[str, list[Path]]:
+def parse_sources(options: Iterable[str], *, where: str) -> dict[str, list[Path]]:
     """``FILE``, ``LABEL=FILE`` or several of these with commas between, as files by label.
+
+    ``where`` is the option, for messages.
 
     Raises:
         UsageError: an empty label or path, or too many labels.
@@ -48,15 +50,20 @@ def parse_sources(options: Iterable[str]) -> dict[str, list[Path]]:
             if not equals:
                 label, path = DEFAULT_LABEL, item
             if not label or not path:
-                raise UsageError("not a source of text", where="--text", expected="FILE or LABEL=FILE", found=item)
+                raise UsageError("not a source of text", where=where, expected="FILE or LABEL=FILE", found=item)
             sources.setdefault(label, []).append(Path(path))
     if len(sources) > MAX_LABELS:
-        raise UsageError("too many labels", where="--text", expected=f"at most {MAX_LABELS}", found=len(sources))
+        raise UsageError("too many labels", where=where, expected=f"at most {MAX_LABELS}", found=len(sources))
     return sources
 
 
 def make_sample(
-    sources: Mapping[str, Sequence[Path]], *, encode: Callable[[str], Sequence[int]], window: int, begin: int | None
+    sources: Mapping[str, Sequence[Path]],
+    *,
+    encode: Callable[[str], Sequence[int]],
+    window: int,
+    begin: int | None,
+    where: str,
 ) -> Sample:
     """Read all sources and cut them into windows.
 
@@ -67,6 +74,7 @@ def make_sample(
         encode: from the text of a file to token ids.
         window: tokens of a window, ``begin`` included.
         begin: an id that every window starts with, or None.
+        where: the option that named the sources, for messages.
 
     Raises:
         UsageError: a label without enough tokens for one window, or a file that is no UTF-8.
@@ -91,12 +99,12 @@ def make_sample(
         if not used:
             raise UsageError(
                 f"label {name} has less text than one window",
-                where="--text",
+                where=where,
                 expected=f"at least {step} tokens in a file" + (", besides the one that begins a text" if head else ""),
                 found=f"{found} tokens",
                 hint="give more text, or a smaller --window",
             )
         labels.append(SampleLabel(name=name, tokens=used * window, texts=tuple(files)))
     if not labels:
-        raise UsageError("no text", where="--text", expected="at least one file")
+        raise UsageError("no text", where=where, expected="at least one file")
     return Sample(tuple(labels), tuple(windows), tuple(label_of))

@@ -117,10 +117,12 @@ def _sample(source: Path, vocabulary: int, texts: Sequence[str], ids: Sequence[s
         def listed(text: str) -> list[int]:
             return parse_ids(text, vocabulary, where="--ids")
 
-        return make_sample(parse_sources(ids), encode=listed, window=window, begin=None), 0
+        sources = parse_sources(ids, where="--ids")
+        return make_sample(sources, encode=listed, window=window, begin=None, where="--ids"), 0
     tokenizer = load_tokenizer(source, vocabulary)
     encode: Callable[[str], Sequence[int]] = tokenizer.encode
-    sample = make_sample(parse_sources(texts), encode=encode, window=window, begin=tokenizer.begin)
+    sources = parse_sources(texts, where="--text")
+    sample = make_sample(sources, encode=encode, window=window, begin=tokenizer.begin, where="--text")
     return sample, tokenizer.memory_bytes
 
 

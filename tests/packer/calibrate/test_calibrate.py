@@ -208,6 +208,7 @@ def test_windows_of_a_file(tmp_path: Path) -> None:
         encode=lambda text: [ord(char) for char in text],
         window=4,
         begin=1,
+        where="--text",
     )
     assert sample.windows == ((1, 97, 98, 99), (1, 100, 101, 102), (1, 65, 66, 67))  # g and h fill no window
     assert sample.label_of == (0, 0, 1)
@@ -217,20 +218,22 @@ def test_windows_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "window"), [("", 4), ("abc", 5)])
 def test_less_text_than_a_window_is_refused(text: str, window: int, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)
-    with pytest.raises(UsageError, match="label x has less text than one window"):
-        make_sample({"x": [tmp_path / "a"]}, encode=lambda found: [0] * len(found), window=window, begin=None)
+    with pytest.raises(UsageError, match=r"^--ids: label x has less text than one window"):
+        make_sample(
+            {"x": [tmp_path / "a"]}, encode=lambda found: [0] * len(found), window=window, begin=None, where="--ids"
+        )
 
 
 def test_sources_by_label() -> None:
-    found = parse_sources(["a.txt", "code=x,prose=y,code=z"])
+    found = parse_sources(["a.txt", "code=x,prose=y,code=z"], where="--text")
     assert {name: [str(path) for path in paths] for name, paths in found.items()} == {
         "text": ["a.txt"],
         "code": ["x", "z"],
         "prose": ["y"],
     }
     for wrong in ("", "=x", "a=", "x,,y"):
-        with pytest.raises(UsageError, match="not a source of text"):
-            parse_sources([wrong])
+        with pytest.raises(UsageError, match=r"^--ids: not a source of text"):
+            parse_sources([wrong], where="--ids")
 
 
 def test_the_command_goes_on_after_a_kill(tmp_path: Path) -> None:
