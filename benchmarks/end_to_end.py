@@ -18,9 +18,9 @@ from benchmarks.proxy import SHAPES
 from formats.checkpoint import open_checkpoint
 from formats.families import bind
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import load_recipe, override
-from packer.verify import verify
+from packer.planning.plan import make_plan
+from packer.recipe.recipe import load_recipe, override
+from packer.verify.verify import verify
 from tests.support.checkpoints import K3, write_checkpoint
 
 

@@ -27,7 +27,7 @@ from benchmarks.proxy import proxy_expert
 from formats import kernels
 from formats.codecs import mxfp4, rvq
 from formats.layout import SectionKind
-from packer import codebooks as fitting
+from packer.encoding import codebooks as fitting
 
 Single = NDArray[np.float32]
 _K3_EXPERTS: Final = 92 * 896

@@ -27,13 +27,15 @@ from formats.checkpoint import open_checkpoint
 from formats.families import bind
 from formats.manifest import FILE_NAME
 from formats.spelling import counted
-from packer import codebooks, durable, pipeline
-from packer.durable import Extent
-from packer.journal import ShardSeen
+from packer import pipeline
+from packer.encoding import codebooks
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import load_recipe, override
-from packer.system import SYSTEM, System
+from packer.planning.plan import make_plan
+from packer.recipe.recipe import load_recipe, override
+from packer.storage import durable
+from packer.storage.durable import Extent
+from packer.storage.journal import ShardSeen
+from packer.storage.system import SYSTEM, System
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from formats.families import Model, bind, kimi_k3
 from formats.index import IndexRow, pack_index
 from formats.layout import LINE, PAGE, MatrixEntry, RecordHeader, Section, SectionKind, align
 from packer.assemble import complete_manifest, index_rows
-from packer.journal import RecordDone, TensorDone
-from packer.plan import Plan, make_plan
-from packer.plan import TensorPlan as Tensor
-from packer.recipe import default_recipe
+from packer.planning.plan import Plan, make_plan
+from packer.planning.plan import TensorPlan as Tensor
+from packer.recipe.recipe import default_recipe
+from packer.storage.journal import RecordDone, TensorDone
 
 CONFIG = Path(__file__).parents[1] / "tests" / "data" / "k3-metadata" / CONFIG_NAME
 SHARD = "model.safetensors"

@@ -40,9 +40,9 @@ from formats.manifest import (
     rounded_error,
 )
 from formats.trunk import parameter_fields
-from packer.journal import RecordDone, TensorDone
-from packer.layout_plan import LayerPlan, SegmentPlan
-from packer.recipe import Recipe, plain
+from packer.planning.layout_plan import LayerPlan, SegmentPlan
+from packer.recipe.recipe import Recipe, plain
+from packer.storage.journal import RecordDone, TensorDone
 from packer.version import VERSION
 
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from formats import layout
 from formats.errors import FormatError, Interrupted, UsageError
 from formats.manifest import ASSETS_DIR, TRUNK_NAME
-from packer import durable
-from packer.durable import Extent, Output
 from packer.job import Job
-from packer.journal import FileBegun, FileDone, FileIntent
 from packer.preflight import inside
-from packer.system import WriteLost
+from packer.storage import durable
+from packer.storage.durable import Extent, Output
+from packer.storage.journal import FileBegun, FileDone, FileIntent
+from packer.storage.system import WriteLost
 
 COPY_BYTES = 8 << 20
 

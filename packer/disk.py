@@ -11,8 +11,8 @@ from formats.errors import UsageError
 from formats.headers import header_path
 from formats.manifest import TRUNK_NAME
 from packer.fetch.shards import ShardSource
-from packer.plan import Plan
-from packer.plan_types import BLOCK_BYTES, OTHER_NAMES
+from packer.planning.plan import Plan
+from packer.planning.plan_types import BLOCK_BYTES, OTHER_NAMES
 from packer.preflight import same_file_system
 from packer.staging import AHEAD
 from packer.steps import Needs, least_staging, make_steps, peak_of_release

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from formats.checkpoint import Checkpoint
 from formats.families import Model
-from packer.journal import Entry, Journal
 from packer.outcome import Outcome
-from packer.plan import Plan, Unit
+from packer.planning.plan import Plan, Unit
 from packer.progress import Progress
 from packer.staging import Supply
-from packer.system import System
+from packer.storage.journal import Entry, Journal
+from packer.storage.system import System
 
 Report = Callable[[Progress], None]
 

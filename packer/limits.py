@@ -14,9 +14,9 @@ from formats.errors import UsageError
 from formats.index import IndexRow
 from formats.layout import Matrix, record_name
 from formats.manifest import Manifest, TensorInfo
-from packer.prune_types import Prune
-from packer.recipe import choose_rule
-from packer.recipe_types import DropRule, Recipe, Rvq
+from packer.prune.plan_types import Prune
+from packer.recipe.recipe import choose_rule
+from packer.recipe.types import DropRule, Recipe, Rvq
 
 
 @dataclass(frozen=True)

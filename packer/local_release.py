@@ -13,7 +13,6 @@ from pathlib import Path
 from formats.checkpoint import Checkpoint
 from formats.errors import UsageError
 from formats.headers import LENGTH_BYTES, header_length, header_path, pack_header
-from packer import durable
 from packer.disk import check_whole
 from packer.fetch.listing import WORK_DIR
 from packer.fetch.partial import make_folders
@@ -21,9 +20,10 @@ from packer.fetch.provenance import Provenance
 from packer.fetch.receipt import Receipt, read_receipt, write_receipt
 from packer.fetch.repository import LOCK_NAME
 from packer.fetch.shards import HEADERS_DIR
-from packer.lock import exclusive
-from packer.plan import Plan
-from packer.system import SYSTEM, System, read_some, translated
+from packer.planning.plan import Plan
+from packer.storage import durable
+from packer.storage.lock import exclusive
+from packer.storage.system import SYSTEM, System, read_some, translated
 
 
 class LocalRelease:

@@ -10,7 +10,8 @@ from blake3 import blake3
 from formats.errors import FormatError
 from formats.layout import pack_trunk_header
 from formats.manifest import TRUNK_NAME
-from packer.journal import (
+from packer.planning.plan import Plan, Unit
+from packer.storage.journal import (
     Entry,
     FileBegun,
     FileDone,
@@ -22,7 +23,6 @@ from packer.journal import (
     TensorDone,
     UnitDone,
 )
-from packer.plan import Plan, Unit
 
 
 @dataclass

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from formats.spelling import counted
-from packer.inspect import spread
-from packer.inspect_text import bits_text, show_errors, show_pruned, spread_text
-from packer.inspect_views import Summary
+from packer.inspect.reading import spread
+from packer.inspect.text import bits_text, show_errors, show_pruned, spread_text
+from packer.inspect.views import Summary
 from packer.output import Output, human_bytes
 from packer.pipeline import PackResult
 

@@ -26,15 +26,12 @@ from formats.errors import Interrupted
 from formats.families import Model
 from formats.index import pack_index
 from formats.manifest import FILE_NAME, Manifest, decode, encode
-from packer import assemble, durable
+from packer import assemble
 from packer.commit import check_files, copy_asset, open_output, publish, write
-from packer.durable import Output
 from packer.job import Job, Releasable, Report
-from packer.journal import Entry, ShardSeen, open_or_create
 from packer.limits import OverLimit, over_limits
-from packer.lock import exclusive
 from packer.outcome import read_outcome
-from packer.plan import Plan, Unit
+from packer.planning.plan import Plan, Unit
 from packer.preflight import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -53,7 +50,11 @@ from packer.release import release_used, settle_releases
 from packer.shards import hash_again, hash_shard, is_same_file
 from packer.staging import Supply
 from packer.steps import Step, consumers, make_steps, unit_shards
-from packer.system import SYSTEM, System
+from packer.storage import durable
+from packer.storage.durable import Output
+from packer.storage.journal import Entry, ShardSeen, open_or_create
+from packer.storage.lock import exclusive
+from packer.storage.system import SYSTEM, System
 from packer.units import run_unit
 
 
@@ -96,7 +97,7 @@ def pack(
 
     Args:
         checkpoint, model: the source.
-        plan: from ``packer.plan.make_plan`` for this source.
+        plan: from ``packer.planning.plan.make_plan`` for this source.
         out: the container's directory; its parent must exist.
         jobs: units that run at the same time; the bytes do not depend on it.
         progress: called with numbers as the work goes on, from this thread.

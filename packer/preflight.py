@@ -10,12 +10,12 @@ from pathlib import Path
 from formats.container import open_container
 from formats.errors import EnvironmentProblem, FormatError, MoepackError, UsageError
 from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
-from packer import durable
 from packer.assemble import blank_manifest
-from packer.journal import ShardSeen, remove_journal, reserve_path
-from packer.lock import exclusive
-from packer.plan import Plan
-from packer.system import SYSTEM, System, translated
+from packer.planning.plan import Plan
+from packer.storage import durable
+from packer.storage.journal import ShardSeen, remove_journal, reserve_path
+from packer.storage.lock import exclusive
+from packer.storage.system import SYSTEM, System, translated
 
 WORK_DIR = ".packing"
 JOURNAL_NAME = "journal.jsonl"

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from formats.errors import FormatError, UsageError
-from packer import durable
-from packer.durable import Extent
 from packer.job import Job
-from packer.journal import ShardReleased, ShardReleasing
 from packer.shards import hash_again, is_same_file
-from packer.system import WriteLost, translated
+from packer.storage import durable
+from packer.storage.durable import Extent
+from packer.storage.journal import ShardReleased, ShardReleasing
+from packer.storage.system import WriteLost, translated
 
 
 def settle_releases(job: Job) -> None:

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from formats.errors import EnvironmentProblem, FormatError, IntegrityError, Interrupted, UsageError
-from packer.journal import ShardSeen
+from packer.storage.journal import ShardSeen
 
 READ_BYTES = 8 << 20
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from formats.checkpoint import Checkpoint
 from formats.families import Model
 from formats.manifest import bank_name
-from packer.plan import Plan, Unit
+from packer.planning.plan import Plan, Unit
 
 Needs = Mapping[str, tuple[str, ...]]
 

@@ -17,14 +17,14 @@ from formats.errors import Interrupted
 from formats.families import MATRICES, Model
 from formats.layout import Codec
 from formats.source import read_matrix
-from packer.column_weights import column_weights
-from packer.durable import Output, write_at
-from packer.encode import encode_expert
-from packer.encode_trunk import EncodedTensor, encode_tensor
-from packer.journal import RecordDone, TensorDone, UnitDone
-from packer.plan import LayerPlan, Plan, RecordPlan, TensorPlan, Unit
-from packer.row_selection import reader_of_rows
-from packer.system import SYSTEM, System, translated
+from packer.encoding.encode import encode_expert
+from packer.encoding.encode_trunk import EncodedTensor, encode_tensor
+from packer.planning.plan import LayerPlan, Plan, RecordPlan, TensorPlan, Unit
+from packer.prune.row_selection import reader_of_rows
+from packer.statistics.column_weights import column_weights
+from packer.storage.durable import Output, write_at
+from packer.storage.journal import RecordDone, TensorDone, UnitDone
+from packer.storage.system import SYSTEM, System, translated
 
 
 def run_unit(

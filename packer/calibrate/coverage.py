@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from packer.statistics_file import Statistics
+from packer.statistics.file import Statistics
 
 HARDLY = 16  # tokens below which an expert's sums say little
 

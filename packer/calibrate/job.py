@@ -23,20 +23,20 @@ from packer.calibrate.layerwise import embed, pass_layer
 from packer.calibrate.scratch import Scratch, states_name
 from packer.calibrate.sums import LayerSums, empty_sums
 from packer.calibrate.texts import Sample
-from packer.durable import make_directory, temporary_path, write_file
-from packer.lock import exclusive
-from packer.logits_file import check_free
 from packer.progress import Progress
-from packer.statistics_file import (
+from packer.running.logits_file import check_free
+from packer.running.token_input import read_file
+from packer.statistics.file import (
     Statistics,
     open_statistics,
     read_layer,
     write_layer,
     write_statistics,
 )
-from packer.statistics_types import LayerStatistics, Provenance, check_provenance
-from packer.system import SYSTEM, NoSpace, System
-from packer.token_input import read_file
+from packer.statistics.types import LayerStatistics, Provenance, check_provenance
+from packer.storage.durable import make_directory, temporary_path, write_file
+from packer.storage.lock import exclusive
+from packer.storage.system import SYSTEM, NoSpace, System
 from runtime.models.kimi import Decoder
 from runtime.opening import Weights
 

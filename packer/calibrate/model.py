@@ -12,7 +12,7 @@ from formats import strict_json
 from formats.checkpoint import CONFIG_NAME
 from formats.errors import FormatError, UsageError
 from formats.families import TextConfig, read_text_model
-from packer.statistics_types import SampledModel
+from packer.statistics.types import SampledModel
 from runtime.assets import read_assets
 from runtime.budget import STREAMED
 from runtime.opening import Options, Weights, open_weights

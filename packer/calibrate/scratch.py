@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from formats.errors import EnvironmentProblem
 from formats.files import read_exactly
-from packer.system import SYSTEM, System, translated, write_all
+from packer.storage.system import SYSTEM, System, translated, write_all
 
 Single = NDArray[np.float32]
 _FLOAT = 4

@@ -9,8 +9,8 @@ from pathlib import Path
 from blake3 import blake3
 
 from formats.errors import UsageError
-from packer.statistics_types import MAX_LABELS, SampleLabel, SampleText
-from packer.token_input import decoded, read_file
+from packer.running.token_input import decoded, read_file
+from packer.statistics.types import MAX_LABELS, SampleLabel, SampleText
 
 DEFAULT_LABEL = "text"
 

@@ -29,7 +29,7 @@ def bench(output: Output, *, container: Path, tokens: int, seed: int, how: Model
       moepack bench model.moepack
       moepack bench model.moepack -n 64 --budget 8GiB --json
     """
-    from packer.bench_text import bench_document, show_bench
+    from packer.running.bench_text import bench_document, show_bench
     from runtime.bench import bench as measure
 
     container = container_directory(container)

@@ -13,9 +13,9 @@ from formats.errors import UsageError
 from formats.spelling import counted
 from packer.commands.common import EXIT_CODES, common_options, typed
 from packer.commands.signals import interrupted_by_term
+from packer.commands.size import parse_size
 from packer.output import Output, human_bytes
 from packer.progress import ProgressLine
-from packer.size import parse_size
 from packer.version import VERSION
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def calibrate(
     from packer.calibrate.job import Job
     from packer.calibrate.job import calibrate as count
     from packer.calibrate.model import open_for_pass, sampled_model
-    from packer.logits_file import check_free
-    from packer.statistics_types import Provenance
+    from packer.running.logits_file import check_free
+    from packer.statistics.types import Provenance
     from runtime.opening import Options
 
     check_free(out)
@@ -109,7 +109,7 @@ def calibrate(
 def _sample(source: Path, vocabulary: int, texts: Sequence[str], ids: Sequence[str], window: int) -> tuple[Sample, int]:
     """The windows, and what the vocabulary takes in memory."""
     from packer.calibrate.texts import make_sample, parse_sources
-    from packer.token_input import parse_ids
+    from packer.running.token_input import parse_ids
     from runtime.tokenizer import load_tokenizer
 
     if ids:

@@ -20,7 +20,7 @@ from formats.errors import FormatError, UsageError
 from formats.manifest import FILE_NAME
 from packer.commands.errors import guarded
 from packer.output import make_output
-from packer.plan_types import MAX_JOBS
+from packer.planning.plan_types import MAX_JOBS
 from packer.preflight import WORK_DIR
 from packer.version import VERSION
 

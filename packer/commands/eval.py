@@ -14,10 +14,10 @@ from packer.commands.model import ModelOptions, model_options, open_model, show_
 from packer.commands.signals import interrupted_by_term
 from packer.output import Output, human_number
 from packer.progress import ProgressLine
-from packer.token_input import TokenInput
+from packer.running.token_input import TokenInput
 
 if TYPE_CHECKING:
-    from packer.logits import Evaluation
+    from packer.running.logits import Evaluation
     from runtime.tokenizer import Tokenizer
 
 
@@ -43,8 +43,8 @@ def evaluate(
       moepack eval checkpoint/ --ids-file ids.txt --layers --save-logits all.safetensors
       moepack eval model.moepack --text novel.txt --budget 8GiB
     """
-    from packer.logits import evaluate as evaluate_model
-    from packer.logits_file import check_free
+    from packer.running.logits import evaluate as evaluate_model
+    from packer.running.logits_file import check_free
 
     if layers and save_logits is None:
         raise UsageError("there is no file to save layers in", where="--layers", hint="add --save-logits F")

@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeVar
 import click
 
 from formats.errors import UsageError
-from packer import inspect as views
 from packer.commands.common import EXIT_CODES, common_options, container_directory, typed
-from packer.inspect_text import show_expert, show_layer, show_matrix, show_summary
+from packer.inspect.reading import inspect_expert, inspect_layer, inspect_matrix, inspect_summary
+from packer.inspect.text import show_expert, show_layer, show_matrix, show_summary
 from packer.output import Output
 
 
@@ -44,12 +44,12 @@ def inspect(output: Output, *, container: Path, layer: int | None, expert: int |
         raise UsageError("a matrix is one of an expert", where="--matrix", hint="add --layer N --expert M")
     container = container_directory(container)
     if layer is None:
-        return _show(output, views.inspect_summary(container), partial(show_summary, output, container))
+        return _show(output, inspect_summary(container), partial(show_summary, output, container))
     if expert is None:
-        return _show(output, views.inspect_layer(container, layer), partial(show_layer, output))
+        return _show(output, inspect_layer(container, layer), partial(show_layer, output))
     if matrix is None:
-        return _show(output, views.inspect_expert(container, layer, expert), partial(show_expert, output))
-    return _show(output, views.inspect_matrix(container, layer, expert, matrix), partial(show_matrix, output))
+        return _show(output, inspect_expert(container, layer, expert), partial(show_expert, output))
+    return _show(output, inspect_matrix(container, layer, expert, matrix), partial(show_matrix, output))
 
 
 def _show(output: Output, view: _View, show: Callable[[_View], None]) -> int:

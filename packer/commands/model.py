@@ -14,9 +14,9 @@ import click
 from formats.errors import UsageError
 from formats.spelling import counted
 from packer.commands.common import typed
+from packer.commands.size import parse_size
 from packer.output import Output, human_bytes
-from packer.size import parse_size
-from packer.token_input import TokenInput, read_tokens
+from packer.running.token_input import TokenInput, read_tokens
 
 if TYPE_CHECKING:  # commands that run no model do not load the runtime
     from runtime.opening import Options

@@ -18,6 +18,7 @@ from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import UsageError
 from formats.families import Model
 from packer.commands.common import source_directory, typed
+from packer.commands.size import parse_size
 from packer.disk import other_bytes, with_relief, with_staging
 from packer.fetch.hub import Access, list_repository, open_hub
 from packer.fetch.listing import Listing, check_repository_name
@@ -29,9 +30,8 @@ from packer.fetch.transfer import Conditions
 from packer.job import Releasable
 from packer.local_release import check_releasable, kept_headers, open_local_release
 from packer.output import Output
-from packer.plan import Plan
+from packer.planning.plan import Plan
 from packer.progress import ProgressLine
-from packer.size import parse_size
 from packer.staging import Supply
 from packer.steps import unit_shards
 

@@ -22,13 +22,13 @@ from packer.commands.origin import (
 )
 from packer.commands.signals import stop_on_signals
 from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
-from packer.inspect import inspect_summary
-from packer.inspect_views import Summary
-from packer.memory import fitting_jobs
+from packer.inspect.reading import inspect_summary
+from packer.inspect.views import Summary
 from packer.output import Output
 from packer.pack_text import pack_document, show_notes, show_pack
 from packer.pipeline import pack as pack_container
-from packer.plan import Plan
+from packer.planning.memory import fitting_jobs
+from packer.planning.plan import Plan
 from packer.preflight import check_output, check_space, finished
 from packer.progress import ProgressLine
 from runtime.machine import available_memory, processors

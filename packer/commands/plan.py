@@ -73,7 +73,7 @@ def plan(
 
 
 def _plan_memory(output: Output, container: Path, context: int | None, chunk: int | None, threads: int) -> int:
-    from packer.memory_plan import plan_memory, show_memory
+    from packer.running.memory_plan import plan_memory, show_memory
     from runtime.opening import DEFAULT_CHUNK, DEFAULT_CONTEXT
 
     made = plan_memory(container, context=context or DEFAULT_CONTEXT, chunk=chunk or DEFAULT_CHUNK, threads=threads)

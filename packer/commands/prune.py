@@ -13,7 +13,7 @@ from packer.output import Output, human_bytes
 
 if TYPE_CHECKING:
     from packer.prune.job import Pruning
-    from packer.statistics_file import Statistics
+    from packer.statistics.file import Statistics
 
 
 @click.command(epilog=EXIT_CODES, short_help="Plan which experts stay.")
@@ -56,11 +56,11 @@ def prune(
       moepack prune both.stats --keep 27% --out prune.toml
       moepack prune both.stats --keep 242 --mode graded --lossless 24 --sources code --out code.toml
     """
-    from packer.logits_file import check_free
     from packer.prune.job import prune as plan_pruning
-    from packer.prune_plan import write_prune_plan
+    from packer.prune.plan import write_prune_plan
     from packer.report.plots import check_plots
-    from packer.statistics_file import open_statistics
+    from packer.running.logits_file import check_free
+    from packer.statistics.file import open_statistics
 
     if lossless is not None and mode != "graded":
         raise UsageError("only mode graded keeps experts lossless", where="--lossless", hint="add --mode graded")
@@ -91,8 +91,8 @@ def _size(statistics: Statistics, pruning: Pruning, source: Path | None) -> dict
     from formats.checkpoint import open_checkpoint
     from formats.families import bind
     from packer.commands.common import source_directory
-    from packer.plan import make_plan
-    from packer.recipe import default_recipe
+    from packer.planning.plan import make_plan
+    from packer.recipe.recipe import default_recipe
     from packer.report.prune_figures import record_sizes
 
     sizes = record_sizes(statistics.inputs, statistics.width)

@@ -14,7 +14,7 @@ from packer.commands.common import EXIT_CODES, common_options, typed
 from packer.commands.model import ModelOptions, gathered, model_options, open_model, prompt_text, show_notes
 from packer.commands.signals import interrupted_by_term
 from packer.output import Output, is_terminal
-from packer.writing_options import WritingOptions
+from packer.running.writing_options import WritingOptions
 
 
 def writing_options(function: Any) -> Any:
@@ -64,7 +64,7 @@ def run(
       moepack run model.moepack "Once" --temperature 0 --budget 8GiB
       moepack run model.moepack --interactive --stop $'\\n\\n'
     """
-    from packer.writing import make_writer
+    from packer.running.writing import make_writer
 
     if sum((prompt is not None, ids is not None, interactive)) != 1:
         raise UsageError("one prompt wanted", expected="PROMPT, --ids or --interactive, and one of them only")

@@ -15,13 +15,14 @@ from formats.checkpoint import Checkpoint
 from formats.families import Model, bind
 from formats.spelling import counted
 from packer.commands.common import jobs_option, typed
-from packer.estimate import TIME_BASIS
 from packer.fetch.provenance import Provenance, provenance_of
-from packer.inspect_text import bits_text
+from packer.inspect.text import bits_text
 from packer.output import Output, human_bytes, human_seconds
-from packer.plan import Plan, make_plan
-from packer.prune_plan import read_prune_plan
-from packer.recipe import (
+from packer.planning.estimate import TIME_BASIS
+from packer.planning.plan import Plan, make_plan
+from packer.planning.selection import parse_selection
+from packer.prune.plan import read_prune_plan
+from packer.recipe.recipe import (
     bundled_recipes,
     default_recipe,
     load_recipe,
@@ -30,8 +31,7 @@ from packer.recipe import (
     plain,
     with_weighted_limit,
 )
-from packer.selection import parse_selection
-from packer.statistics_file import open_statistics
+from packer.statistics.file import open_statistics
 
 _PARTIAL = ": a partial container, which leaves out embedding, head, final norm, and vision towers."
 

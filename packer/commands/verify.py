@@ -10,16 +10,16 @@ from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, container_directory, jobs_option, source_directory, typed
 from packer.commands.model import texts_of, token_options
 from packer.commands.signals import interrupted_by_term
-from packer.logits_file import check_free
+from packer.commands.size import parse_size
 from packer.output import Output
 from packer.progress import ProgressLine
 from packer.report.plots import check_plots
-from packer.size import parse_size
-from packer.token_input import TokenInput
-from packer.verify import LEVELS, LOGITS
-from packer.verify import verify as verify_container
-from packer.verify_report import VerifyReport
-from packer.verify_text import show_report
+from packer.running.logits_file import check_free
+from packer.running.token_input import TokenInput
+from packer.verify.report import VerifyReport
+from packer.verify.text import show_report
+from packer.verify.verify import LEVELS, LOGITS
+from packer.verify.verify import verify as verify_container
 from runtime.machine import processors
 
 
@@ -116,7 +116,7 @@ def _logits(
     sample: float | None,
     jobs: int,
 ) -> VerifyReport:
-    from packer.verify_logits import verify_logits
+    from packer.verify.logits import verify_logits
     from runtime.opening import Options
 
     if source is None:

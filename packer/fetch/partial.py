@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from formats.errors import EnvironmentProblem
-from packer import durable
-from packer.durable import Output
 from packer.fetch.listing import WORK_DIR, RemoteFile
-from packer.system import SYSTEM, System, read_some, translated
+from packer.storage import durable
+from packer.storage.durable import Output
+from packer.storage.system import SYSTEM, System, read_some, translated
 
 MAX_ETAG_BYTES = 300
 READ_BYTES = 8 << 20

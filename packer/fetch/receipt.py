@@ -21,9 +21,9 @@ from msgspec import Meta
 
 from formats.errors import FormatError, UsageError
 from formats.strict_json import parse_object
-from packer.durable import write_file
 from packer.fetch.listing import RECEIPT_NAME, Fetched, Listing, RemoteFile, checked_listing, is_commit
-from packer.system import SYSTEM, System, read_some, translated
+from packer.storage.durable import write_file
+from packer.storage.system import SYSTEM, System, read_some, translated
 
 VERSION: Final = 1
 MAX_BYTES = 16 << 20

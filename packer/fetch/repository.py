@@ -15,7 +15,6 @@ from pathlib import Path
 from formats.assets import INDEX_NAME
 from formats.checkpoint import SINGLE_NAME, read_shard_names
 from formats.errors import EnvironmentProblem, Interrupted, MoepackError, UsageError
-from packer import durable
 from packer.fetch.hub import Access
 from packer.fetch.listing import WORK_DIR, Fetched, Listing, RemoteFile, Selection, needs_index, select, usual_shards
 from packer.fetch.local import check_space, compare, free_bytes
@@ -29,9 +28,10 @@ from packer.fetch.receipt import (
     write_receipt,
 )
 from packer.fetch.transfer import Conditions, fetch_file
-from packer.findings import Problem
-from packer.lock import exclusive
 from packer.progress import Progress
+from packer.storage import durable
+from packer.storage.lock import exclusive
+from packer.verify.findings import Problem
 
 LOCK_NAME = "lock"
 REPORT_BYTES = 1 << 20  # progress is told when so many bytes have come together

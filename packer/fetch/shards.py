@@ -16,7 +16,6 @@ from pathlib import Path
 
 from formats.errors import FormatError, Interrupted, UsageError
 from formats.headers import LENGTH_BYTES, header_length, header_path, pack_header, read_kept_header
-from packer import durable
 from packer.fetch import answers
 from packer.fetch.client import request
 from packer.fetch.hub import Access
@@ -26,8 +25,9 @@ from packer.fetch.receipt import untouched
 from packer.fetch.repository import Folder, Meter, Report, fetch_all, fetch_index, open_folder, prepare, select_here
 from packer.fetch.retry import Patience, Trouble
 from packer.fetch.transfer import Conditions, fetch_file
-from packer.lock import exclusive
-from packer.system import translated
+from packer.storage import durable
+from packer.storage.lock import exclusive
+from packer.storage.system import translated
 
 HEADERS_DIR = "headers"
 

@@ -16,7 +16,7 @@ from packer.fetch.hub import Access
 from packer.fetch.listing import Fetched, FileDigest, Listing, RemoteFile
 from packer.fetch.partial import Partial, open_partial
 from packer.fetch.retry import Limits, Patience, Trouble
-from packer.system import SYSTEM, System
+from packer.storage.system import SYSTEM, System
 
 ETAG_FROM_BYTES = 1 << 20  # a file that is shorter is not worth a second one beside it
 

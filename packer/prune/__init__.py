@@ -1,4 +1,5 @@
 """Pruning: from statistics to a plan that says which experts stay, and in what tier.
 
-``ranking`` decides, ``job`` writes the plan file and says what it means, ``plan_file`` is the file's form.
+``ranking`` decides, ``job`` writes the plan file and says what it means. ``plan`` is the file's form and ``plan_types``
+what a recipe records of it; ``pruning`` applies a plan to a checkpoint, and ``row_selection`` thins its routers.
 """

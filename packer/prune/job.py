@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from formats.errors import UsageError
 from packer.model_stamp import ModelStamp
+from packer.prune.plan import LayerKeep, PrunePlan
+from packer.prune.plan_types import Made
 from packer.prune.ranking import Kept, Wish, agreement, choose, kept_share, retained, shares
-from packer.prune_plan import LayerKeep, PrunePlan
-from packer.prune_types import Made
-from packer.statistics_file import Statistics
+from packer.statistics.file import Statistics
 from packer.version import VERSION
 
 Double = NDArray[np.float64]

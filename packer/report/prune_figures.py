@@ -13,7 +13,7 @@ from formats.codecs import mxfp4, rvq
 from formats.layout import Codec
 from packer.prune.job import Pruning
 from packer.prune.ranking import shares
-from packer.statistics_file import Statistics
+from packer.statistics.file import Statistics
 
 Double = NDArray[np.float64]
 Whole = NDArray[np.int64]

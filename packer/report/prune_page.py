@@ -13,7 +13,7 @@ from packer.report.page import Page, Section, Table, write_page
 from packer.report.prune_figures import PruneFigures, prune_figures
 from packer.report.saliency_sections import concentration_section, retention_section
 from packer.report.spelling import percent
-from packer.statistics_file import Statistics
+from packer.statistics.file import Statistics
 
 SHOWN_TEXTS = 40  # files of sample text in the table
 

@@ -14,9 +14,9 @@ from formats.errors import FormatError
 from formats.layout import Matrix
 from formats.manifest import Manifest, TensorInfo
 from packer.limits import expert_limit
-from packer.recipe import recipe_from_builtins
-from packer.recipe_types import Recipe
-from packer.verify_structure import readable_rows
+from packer.recipe.recipe import recipe_from_builtins
+from packer.recipe.types import Recipe
+from packer.verify.structure import readable_rows
 
 Double = NDArray[np.float64]
 Whole = NDArray[np.int64]

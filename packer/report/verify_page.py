@@ -17,10 +17,10 @@ from packer.report.error_sections import expert_sections, trunk_section
 from packer.report.page import Figure, Page, Paragraph, Section, Table, write_page
 from packer.report.spelling import figure, percent
 from packer.report.verify_figures import layer_errors
-from packer.verify_report import VerifyReport
+from packer.verify.report import VerifyReport
 
 if TYPE_CHECKING:
-    from packer.logits_parity import LogitsParity
+    from packer.verify.logits_parity import LogitsParity
 
 SHOWN_PROBLEMS = 1000
 SHOWN_CHARACTERS = 400  # of a text in the recipe

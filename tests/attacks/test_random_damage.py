@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from formats.container import open_container
 from formats.errors import FormatError, MoepackError
 from formats.layout import Matrix
-from packer.verify import verify
+from packer.verify.verify import verify
 from tests.fuzz.mutate import mutated
 from tests.support.containers import BF16, INT8, MXFP4, RVQ_EXPERT, Forge, Layer, Spec, build_container
 from tests.support.memory import memory_folder

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from formats.errors import EnvironmentProblem
-from packer.system import SYSTEM
+from packer.storage.system import SYSTEM
 from tests.support.faults import Faults
 from tests.support.packs import Ground, Wrong, no_leaks
 

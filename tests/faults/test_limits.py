@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from formats.errors import EnvironmentProblem
-from packer.journal import RESERVE_BYTES
-from packer.system import SYSTEM
+from packer.storage.journal import RESERVE_BYTES
+from packer.storage.system import SYSTEM
 from tests.faults.command import command
 from tests.support.packs import Ground, Wrong, no_leaks
 from tests.support.victim import Victims

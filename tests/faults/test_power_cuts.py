@@ -19,9 +19,9 @@ from blake3 import blake3
 
 from formats.errors import EnvironmentProblem
 from formats.manifest import FILE_NAME
-from packer import durable
-from packer.durable import SUFFIX
 from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.storage import durable
+from packer.storage.durable import SUFFIX
 from tests.support.faults import Faults
 from tests.support.packs import Ground, Wrong, tree
 from tests.support.powercut import WAYS, Disk, PowerCut, Way

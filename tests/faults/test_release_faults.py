@@ -23,9 +23,9 @@ from packer import release
 from packer.fetch.provenance import provenance_of
 from packer.local_release import kept_headers, open_local_release
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import default_recipe
-from packer.system import SYSTEM, System
+from packer.planning.plan import make_plan
+from packer.recipe.recipe import default_recipe
+from packer.storage.system import SYSTEM, System
 from tests.support.checkpoints import write_checkpoint
 from tests.support.faults import Faults
 from tests.support.hub_server import serve

@@ -10,9 +10,9 @@ from formats.container import open_container
 from formats.families import bind
 from formats.layout import Matrix
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import load_recipe, override
-from packer.selection import parse_selection
+from packer.planning.plan import make_plan
+from packer.planning.selection import parse_selection
+from packer.recipe.recipe import load_recipe, override
 from tests.support import independent_reader as independent
 
 DATA = Path(__file__).parent.parent / "data"

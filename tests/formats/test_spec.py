@@ -23,7 +23,7 @@ from formats import layout
 from formats.container import Container, open_container
 from formats.errors import FormatError, IntegrityError
 from formats.index import unpack_index_rows
-from packer.verify import VerifyReport, verify
+from packer.verify.verify import VerifyReport, verify
 from tests.support.containers import MXFP4, Forge, Layer, Spec, all_codecs, build_container, seal
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,7 +16,7 @@ import pytest
 from formats.checkpoint import open_checkpoint
 from formats.codecs import group_int, raw
 from formats.families import bind
-from packer.recipe import load_recipe, override, plain
+from packer.recipe.recipe import load_recipe, override, plain
 from runtime.machine import available_memory
 from tests.support.sparse_checkpoint import SparseCheckpoint, holes_are_free, make_checkpoint, unpack_metadata
 from tests.support.sparse_container import make_container, model_blueprint

@@ -12,13 +12,13 @@ from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.container import open_container
 from formats.families import bind
 from formats.layout import Matrix, SectionKind
-from packer.journal import ShardSeen
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import load_recipe
-from packer.selection import parse_selection
+from packer.planning.plan import make_plan
+from packer.planning.selection import parse_selection
+from packer.recipe.recipe import load_recipe
 from packer.shards import hash_shard
-from packer.verify import verify
+from packer.storage.journal import ShardSeen
+from packer.verify.verify import verify
 from tests.fullsize.conftest import NORM, ROUTER, whole
 from tests.support.measure import Measured, measured
 from tests.support.sparse_checkpoint import (

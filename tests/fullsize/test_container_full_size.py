@@ -16,7 +16,7 @@ from formats.codecs import raw
 from formats.container import expected_files, open_container
 from formats.layout import Codec, Matrix
 from formats.manifest import FILE_NAME
-from packer.verify import verify
+from packer.verify.verify import verify
 from tests.fullsize.conftest import NORM, RECORDS, ROUTER, SparseContainer
 from tests.support.containers import TEMPLATES, Tensor
 from tests.support.measure import measured

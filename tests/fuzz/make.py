@@ -13,7 +13,7 @@ from pathlib import Path
 
 from formats.codecs import group_int, raw, rvq
 from packer.preflight import JOURNAL_NAME, WORK_DIR
-from packer.system import SYSTEM
+from packer.storage.system import SYSTEM
 from tests.fuzz.targets import CORPUS
 from tests.support.checkpoints import K3, LINEAR, write_checkpoint
 from tests.support.containers import MXFP4, Layer, Spec, build_container

@@ -32,8 +32,8 @@ from formats.layout import (
 )
 from formats.manifest import decode, encode
 from formats.shard import read_header
-from packer.journal import read_journal
-from packer.recipe import load_recipe, plain, recipe_from_builtins
+from packer.recipe.recipe import load_recipe, plain, recipe_from_builtins
+from packer.storage.journal import read_journal
 from tests.support.containers import seal
 from tests.support.memory import memory_folder
 

@@ -9,7 +9,7 @@ from blake3 import blake3
 
 from formats.container import open_container
 from formats.layout import Matrix
-from packer.verify import verify
+from packer.verify.verify import verify
 from tests.golden.make import weights_digest
 
 FOLDER = Path(__file__).parent

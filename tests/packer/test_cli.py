@@ -28,8 +28,8 @@ from packer.commands import pack as pack_command
 from packer.commands.errors import guarded
 from packer.output import make_output
 from packer.preflight import WORK_DIR
-from packer.system import SYSTEM
-from packer.verify import verify
+from packer.storage.system import SYSTEM
+from packer.verify.verify import verify
 from runtime.machine import processors
 from tests.support.containers import Forge, build_container
 
@@ -656,6 +656,6 @@ def test_cli_05_verify_interrupted(
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("packer.verify.check_record", interrupt)
+    monkeypatch.setattr("packer.verify.verify.check_record", interrupt)
     assert run(["verify", str(path), "--jobs", "2"]) == 130
     assert f"hint: start again with: moepack verify {path} --jobs 2" in capsys.readouterr().err

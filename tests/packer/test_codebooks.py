@@ -7,8 +7,8 @@ import pytest
 
 from formats import kernels
 from formats.codecs import rvq
-from packer import codebooks as fitting
-from packer.codebooks import Effort
+from packer.encoding import codebooks as fitting
+from packer.encoding.codebooks import Effort
 
 SMALL = Effort(4, 2048, 3, ((2048, 1.7), (2048, 1.5), (4096, 1.2)))
 PARAMETERS = rvq.Parameters(stages=3, entries=64)

@@ -19,14 +19,14 @@ from formats.errors import Interrupted, UsageError
 from formats.families import MATRICES, bind
 from formats.layout import Codec
 from formats.source import SourceMatrix, read_matrix
-from packer.column_weights import FLOOR, LEAST_TOKENS, column_weights, second_moment
 from packer.commands import run
-from packer.encode import encode_expert, peak_bytes
-from packer.plan import Plan, make_plan
-from packer.recipe import load_recipe, override, plain, with_weighted_limit
-from packer.statistics_file import LayerStatistics, Statistics, open_statistics, write_statistics
-from packer.statistics_types import Provenance
-from packer.verify import verify
+from packer.encoding.encode import encode_expert, peak_bytes
+from packer.planning.plan import Plan, make_plan
+from packer.recipe.recipe import load_recipe, override, plain, with_weighted_limit
+from packer.statistics.column_weights import FLOOR, LEAST_TOKENS, column_weights, second_moment
+from packer.statistics.file import LayerStatistics, Statistics, open_statistics, write_statistics
+from packer.statistics.types import Provenance
+from packer.verify.verify import verify
 from tests.support import independent_reader as independent
 from tests.support import shards
 from tests.support.prunes import made_up_statistics, packed, plan_for, planned, provenance_of

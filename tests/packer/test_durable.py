@@ -16,9 +16,9 @@ import pytest
 from blake3 import blake3
 
 from formats.errors import EnvironmentProblem, UsageError
-from packer import durable
-from packer.durable import Extent
-from packer.system import SYSTEM, NoSpace, System, WriteLost
+from packer.storage import durable
+from packer.storage.durable import Extent
+from packer.storage.system import SYSTEM, NoSpace, System, WriteLost
 from tests.support.faults import Faults
 
 DATA = bytes(range(256)) * 40

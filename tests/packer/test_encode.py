@@ -15,7 +15,7 @@ from formats.codecs import group_int, mxfp4, raw, rvq
 from formats.errors import FormatError, UsageError
 from formats.layout import Codec
 from formats.source import SourceMatrix
-from packer.encode import build_record, encode_expert, expert_seed, peak_bytes, record_digest
+from packer.encoding.encode import build_record, encode_expert, expert_seed, peak_bytes, record_digest
 from tests.support import independent_reader, shards
 
 SHAPES = ((40, 24), (40, 24), (24, 40))

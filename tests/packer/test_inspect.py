@@ -17,16 +17,16 @@ from formats.checkpoint import open_checkpoint
 from formats.container import open_container
 from formats.errors import FormatError, IntegrityError, Interrupted, UsageError
 from formats.families import bind
-from packer.inspect import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
-from packer.inspect_text import bits_text, collapsed, histogram, show_summary, spread_text
-from packer.inspect_views import FileSize, Spread, Summary, Unfinished
-from packer.journal import open_or_create
+from packer.inspect.reading import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
+from packer.inspect.text import bits_text, collapsed, histogram, show_summary, spread_text
+from packer.inspect.views import FileSize, Spread, Summary, Unfinished
 from packer.output import Output
 from packer.pipeline import pack
-from packer.plan import make_plan
+from packer.planning.plan import make_plan
 from packer.preflight import JOURNAL_NAME, WORK_DIR
 from packer.progress import Progress
-from packer.recipe import default_recipe
+from packer.recipe.recipe import default_recipe
+from packer.storage.journal import open_or_create
 from tests.support.containers import Forge, Spec, all_codecs, build_container
 
 DATA = Path(__file__).parent.parent / "data"

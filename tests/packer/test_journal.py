@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.errors import EnvironmentProblem, FormatError, UsageError
-from packer.journal import (
+from packer.storage.journal import (
     Entry,
     FileDone,
     FileIntent,
@@ -30,8 +30,8 @@ from packer.journal import (
     remove_journal,
     reserve_path,
 )
-from packer.lock import exclusive
-from packer.system import NoSpace
+from packer.storage.lock import exclusive
+from packer.storage.system import NoSpace
 from tests.support.faults import Faults
 
 IDENTITY: dict[str, Any] = {
@@ -429,7 +429,7 @@ def test_wrt_08_the_second_holder_is_refused_and_touches_nothing(tmp_path: Path)
 def test_wrt_08_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = (
-        "import sys, time; from pathlib import Path; from packer.lock import exclusive\n"
+        "import sys, time; from pathlib import Path; from packer.storage.lock import exclusive\n"
         "with exclusive(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     )
     root = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from formats.errors import EnvironmentProblem, UsageError
-from packer.logits_file import Table, new_logits_file
+from packer.running.logits_file import Table, new_logits_file
 
 TABLES = (Table("input_ids", "I64", (3,)), Table("logits", "F32", (3, 2)))
 IDS, LOGITS = np.array([7, 1 << 40, 0]), np.array([[0.5, -1], [3e38, 2], [1e-45, 0]], np.float32)

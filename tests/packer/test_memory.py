@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from formats.errors import EnvironmentProblem
-from packer.estimate import Memory
-from packer.memory import fitting_jobs
+from packer.planning.estimate import Memory
+from packer.planning.memory import fitting_jobs
 
 MEMORY = Memory(fixed=1000, per_job=100)
 

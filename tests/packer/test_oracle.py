@@ -13,9 +13,9 @@ from formats import layout
 from formats.container import open_container
 from formats.errors import FormatError
 from formats.layout import Codec, SectionKind
-from packer import oracle
-from packer.oracle import Stored, Sums
-from packer.verify_parity import _stored_matrix
+from packer.verify import oracle
+from packer.verify.oracle import Stored, Sums
+from packer.verify.parity import _stored_matrix
 from tests.support.containers import Spec, all_codecs, build_container
 
 

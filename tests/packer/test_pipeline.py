@@ -19,13 +19,13 @@ from formats.container import expected_files, open_container
 from formats.errors import EnvironmentProblem, FormatError, Interrupted, MoepackError, UsageError
 from formats.families import bind
 from formats.manifest import FILE_NAME
-from packer.lock import exclusive
 from packer.pipeline import PackResult, pack
-from packer.plan import Plan, make_plan
+from packer.planning.plan import Plan, make_plan
+from packer.planning.selection import parse_selection
 from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR
-from packer.recipe import default_recipe, load_recipe, override
-from packer.selection import parse_selection
-from packer.system import SYSTEM
+from packer.recipe.recipe import default_recipe, load_recipe, override
+from packer.storage.lock import exclusive
+from packer.storage.system import SYSTEM
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import SPECS
 

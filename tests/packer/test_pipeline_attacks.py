@@ -16,13 +16,13 @@ from formats.errors import EnvironmentProblem, FormatError, Interrupted, UsageEr
 from formats.families import bind
 from formats.manifest import FILE_NAME, TRUNK_NAME
 from packer import pipeline
-from packer.journal import FileBegun, FileDone, ShardSeen, _line
 from packer.pipeline import pack
-from packer.plan import make_plan
+from packer.planning.plan import make_plan
 from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR
-from packer.recipe import load_recipe
-from packer.system import SYSTEM
-from packer.verify import verify
+from packer.recipe.recipe import load_recipe
+from packer.storage.journal import FileBegun, FileDone, ShardSeen, _line
+from packer.storage.system import SYSTEM
+from packer.verify.verify import verify
 
 DATA = Path(__file__).parent.parent / "data"
 TINY = DATA / "k3-tiny"

@@ -18,20 +18,10 @@ from formats.errors import UsageError
 from formats.families import Architecture, BoundTensor, Model, Role, bind
 from formats.layout import Codec
 from formats.manifest import decode, encode
-from packer.journal import (
-    FileBegun,
-    FileDone,
-    FileIntent,
-    RecordDone,
-    ShardSeen,
-    TensorDone,
-    UnitDone,
-    open_or_create,
-    reserve_path,
-)
-from packer.layout_plan import expert_codec, plan_layers, plan_trunk
-from packer.plan import Plan, make_plan
-from packer.recipe import (
+from packer.planning.layout_plan import expert_codec, plan_layers, plan_trunk
+from packer.planning.plan import Plan, make_plan
+from packer.planning.selection import Selection, parse_selection
+from packer.recipe.recipe import (
     DropRule,
     GroupInt,
     GroupIntRule,
@@ -43,7 +33,17 @@ from packer.recipe import (
     load_recipe,
     override,
 )
-from packer.selection import Selection, parse_selection
+from packer.storage.journal import (
+    FileBegun,
+    FileDone,
+    FileIntent,
+    RecordDone,
+    ShardSeen,
+    TensorDone,
+    UnitDone,
+    open_or_create,
+    reserve_path,
+)
 from tests.support.faults import Faults
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -718,8 +718,8 @@ from pathlib import Path
 from formats.checkpoint import open_checkpoint
 from formats.families import bind
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import load_recipe
+from packer.planning.plan import make_plan
+from packer.recipe.recipe import load_recipe
 checkpoint = open_checkpoint(Path(sys.argv[1]))
 model = bind(checkpoint)
 plan = make_plan(checkpoint, model, load_recipe("kimi-k3"), jobs=2)

@@ -14,9 +14,9 @@ from formats.checkpoint import open_checkpoint
 from formats.families import bind
 from packer.model_stamp import stamp_of
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.prune_plan import LayerKeep, PrunePlan
-from packer.recipe import load_recipe
+from packer.planning.plan import make_plan
+from packer.prune.plan import LayerKeep, PrunePlan
+from packer.recipe.recipe import load_recipe
 from runtime.session import Options, open_session
 
 TESTS = Path(__file__).parents[1]

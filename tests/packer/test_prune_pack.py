@@ -20,12 +20,12 @@ from formats.families import bind
 from formats.layout import Codec, Matrix
 from formats.manifest import FILE_NAME
 from packer.commands import run
-from packer.inspect import inspect_layer, inspect_summary
-from packer.inspect_views import Summary
-from packer.plan import Plan, make_plan
-from packer.prune_plan import LayerKeep, write_prune_plan
-from packer.recipe import recipe_from_builtins
-from packer.verify import verify
+from packer.inspect.reading import inspect_layer, inspect_summary
+from packer.inspect.views import Summary
+from packer.planning.plan import Plan, make_plan
+from packer.prune.plan import LayerKeep, write_prune_plan
+from packer.recipe.recipe import recipe_from_builtins
+from packer.verify.verify import verify
 from tests.support import independent_reader as independent
 from tests.support.model_checkpoints import SHAPES, write_model
 from tests.support.prunes import MADE, packed, plan_for, planned, rotate_router

@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from formats.errors import FormatError
 from formats.layout import Codec
-from packer.verify import VerifyReport, verify
+from packer.verify.verify import VerifyReport, verify
 from runtime.session import Options, open_session
 from tests.support.containers import INT8, RVQ_EXPERT, Forge, Layer, Spec, build_container
 from tests.support.prunes import packed, plan_for, planned

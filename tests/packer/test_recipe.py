@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from formats.errors import FormatError, UsageError
-from packer.recipe import (
+from packer.recipe.recipe import (
     DropRule,
     GroupInt,
     GroupIntRule,

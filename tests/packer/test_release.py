@@ -22,10 +22,16 @@ from formats.checkpoint import open_checkpoint
 from formats.errors import EnvironmentProblem, Interrupted, MoepackError
 from formats.families import bind
 from packer.disk import with_relief
-from packer.durable import SUFFIX
 from packer.fetch.provenance import provenance_of
 from packer.fetch.receipt import read_receipt
-from packer.journal import (
+from packer.local_release import kept_headers, open_local_release
+from packer.pipeline import PackResult, pack
+from packer.planning.plan import Plan, make_plan
+from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.recipe.recipe import default_recipe
+from packer.steps import consumers, unit_shards
+from packer.storage.durable import SUFFIX
+from packer.storage.journal import (
     FileDone,
     JournalContents,
     ShardReleased,
@@ -34,13 +40,7 @@ from packer.journal import (
     UnitDone,
     read_journal,
 )
-from packer.local_release import kept_headers, open_local_release
-from packer.pipeline import PackResult, pack
-from packer.plan import Plan, make_plan
-from packer.preflight import JOURNAL_NAME, WORK_DIR
-from packer.recipe import default_recipe
-from packer.steps import consumers, unit_shards
-from packer.system import SYSTEM, System, WriteLost
+from packer.storage.system import SYSTEM, System, WriteLost
 from tests.support.hub_server import HubServer, serve
 from tests.support.repositories import folder_repository
 from tests.support.staged import Watcher, identical, moepack, provenance, start

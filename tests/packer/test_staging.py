@@ -14,10 +14,10 @@ from formats.checkpoint import open_checkpoint
 from formats.container import open_container
 from formats.errors import UsageError
 from formats.families import bind
+from packer.commands.size import parse_size
 from packer.fetch.receipt import read_receipt
-from packer.plan import Plan, make_plan
-from packer.recipe import default_recipe
-from packer.size import parse_size
+from packer.planning.plan import Plan, make_plan
+from packer.recipe.recipe import default_recipe
 from packer.steps import Step, least_staging, make_steps, peak_of_release, unit_shards
 from tests.support.hub_server import COMMIT, Fault, HubServer, serve
 from tests.support.repositories import folder_repository

@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 
 from formats.errors import FormatError, UsageError
-from packer.statistics_file import (
+from packer.statistics.file import (
     LayerStatistics,
     Statistics,
     open_statistics,
@@ -23,7 +23,7 @@ from packer.statistics_file import (
     write_layer,
     write_statistics,
 )
-from packer.statistics_types import SampleLabel
+from packer.statistics.types import SampleLabel
 from tests.support.prunes import made_up_layer, made_up_statistics, provenance_of
 
 K3 = Path(__file__).parent.parent / "data" / "k3-tiny"  # 7 layers, the first of them dense; 16 experts, 4 a token

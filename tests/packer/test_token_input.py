@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from formats.errors import MoepackError, UsageError
-from packer.token_input import TokenInput, parse_ids, read_tokens
+from packer.running.token_input import TokenInput, parse_ids, read_tokens
 
 
 def test_lists_have_commas_or_blanks_between_ids() -> None:

@@ -23,12 +23,12 @@ from formats.errors import FormatError, UsageError
 from formats.families import bind
 from formats.manifest import names_digest
 from packer.pipeline import pack
-from packer.plan import make_plan
+from packer.planning.plan import make_plan
+from packer.planning.selection import parse_selection
 from packer.preflight import WORK_DIR
 from packer.progress import Progress
-from packer.recipe import default_recipe, load_recipe, override
-from packer.selection import parse_selection
-from packer.verify import VerifyReport, choose_records, verify
+from packer.recipe.recipe import default_recipe, load_recipe, override
+from packer.verify.verify import VerifyReport, choose_records, verify
 from tests.support.containers import BF16, INT8, Forge, Layer, Spec, build_container
 
 DATA = Path(__file__).parent.parent / "data"

@@ -8,9 +8,9 @@ import pytest
 
 from formats.container import open_container
 from formats.layout import RECORD_HEADER_BYTES
-from packer.verify import verify
-from packer.verify_bytes import check_record, record_spans
-from packer.verify_headers import BATCH, batches, check_headers, sound_records
+from packer.verify.headers import BATCH, batches, check_headers, sound_records
+from packer.verify.record_bytes import check_record, record_spans
+from packer.verify.verify import verify
 from tests.support.containers import Spec, all_codecs, build_container
 
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 from formats.errors import FormatError, UsageError
 from packer.commands import run
-from packer.logits_parity import compare_models, divergence
-from packer.verify_logits import verify_logits
+from packer.verify.logits import verify_logits
+from packer.verify.logits_parity import compare_models, divergence
 from runtime.opening import Options
 from runtime.session import open_session
 from tests.support.speaking import DATA, Speaking, make_speaking

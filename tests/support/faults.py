@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from packer.system import System
+from packer.storage.system import System
 
 READS = ("pread", "drop_cache", "available", "close")
 

@@ -14,12 +14,12 @@ from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import MoepackError
 from formats.families import Model, bind
 from formats.manifest import FILE_NAME
-from packer.durable import SUFFIX
 from packer.pipeline import PackResult, pack
-from packer.plan import Plan, make_plan
+from packer.planning.plan import Plan, make_plan
 from packer.preflight import WORK_DIR
-from packer.recipe import default_recipe
-from packer.system import SYSTEM, System
+from packer.recipe.recipe import default_recipe
+from packer.storage.durable import SUFFIX
+from packer.storage.system import SYSTEM, System
 from tests.support.checkpoints import write_checkpoint
 from tests.support.specs import SPECS, CheckpointSpec
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from packer.system import System
+from packer.storage.system import System
 from tests.support.faults import Call, wrapped
 
 SECTOR = 512

@@ -13,13 +13,13 @@ from formats.checkpoint import open_checkpoint
 from formats.families import bind
 from packer.model_stamp import stamp_of
 from packer.pipeline import PackResult, pack
-from packer.plan import Plan, make_plan
-from packer.prune_plan import LayerKeep, PrunePlan
-from packer.prune_types import Made
-from packer.recipe import default_recipe, load_recipe, override
-from packer.selection import parse_selection
-from packer.statistics_file import LayerStatistics, Provenance, Statistics, open_statistics, write_statistics
-from packer.statistics_types import SampledModel, SampleLabel, SampleText
+from packer.planning.plan import Plan, make_plan
+from packer.planning.selection import parse_selection
+from packer.prune.plan import LayerKeep, PrunePlan
+from packer.prune.plan_types import Made
+from packer.recipe.recipe import default_recipe, load_recipe, override
+from packer.statistics.file import LayerStatistics, Provenance, Statistics, open_statistics, write_statistics
+from packer.statistics.types import SampledModel, SampleLabel, SampleText
 from tests.support.containers import Forge
 
 MADE = Made(

@@ -9,9 +9,9 @@ from pathlib import Path
 from formats.checkpoint import open_checkpoint
 from formats.families import bind
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import load_recipe, override
-from packer.selection import parse_selection
+from packer.planning.plan import make_plan
+from packer.planning.selection import parse_selection
+from packer.recipe.recipe import load_recipe, override
 from tests.support.model_checkpoints import SHAPES, Shape, write_model
 
 SMALL = SHAPES["k3"]

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from formats.errors import MoepackError
-from packer.system import System
+from packer.storage.system import System
 from tests.support.faults import Call, wrapped
 from tests.support.packs import pack_source
 

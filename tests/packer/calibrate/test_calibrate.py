@@ -22,8 +22,8 @@ from packer.calibrate.model import open_for_pass, sampled_model
 from packer.calibrate.sums import Collector, LayerSums, empty_sums
 from packer.calibrate.texts import Sample, make_sample, parse_sources
 from packer.progress import Progress
-from packer.statistics_file import open_statistics
-from packer.statistics_types import Provenance, SampleLabel
+from packer.statistics.file import open_statistics
+from packer.statistics.types import Provenance, SampleLabel
 from runtime.models.observer import ExpertUse, Observer
 from runtime.session import Options, open_session
 

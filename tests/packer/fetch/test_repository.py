@@ -26,8 +26,8 @@ from packer.fetch.receipt import read_receipt, write_receipt
 from packer.fetch.repository import FetchResult, Outlook, Wishes, check_repository, fetch_repository
 from packer.fetch.retry import Limits
 from packer.fetch.transfer import Conditions
-from packer.lock import exclusive
 from packer.shards import hash_shard
+from packer.storage.lock import exclusive
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Fault, HubServer, serve
 from tests.support.repositories import folder_repository, shard, small_repository
 

@@ -21,8 +21,8 @@ from packer.fetch.retry import Limits
 from packer.fetch.shards import open_shard_source
 from packer.fetch.transfer import Conditions
 from packer.pipeline import pack
-from packer.plan import make_plan
-from packer.recipe import default_recipe
+from packer.planning.plan import make_plan
+from packer.recipe.recipe import default_recipe
 from tests.support.hub_server import COMMIT, Fault, HubServer, serve
 from tests.support.repositories import folder_repository, shard, small_repository
 

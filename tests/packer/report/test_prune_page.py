@@ -13,8 +13,8 @@ from packer.prune.job import prune
 from packer.report.page import render
 from packer.report.prune_figures import agreements, best_of, held_by_best, in_common, prune_figures, record_sizes
 from packer.report.prune_page import SHOWN_TEXTS, prune_page
-from packer.statistics_file import LayerStatistics, Provenance, Statistics, open_statistics, write_statistics
-from packer.statistics_types import SampledModel, SampleLabel, SampleText
+from packer.statistics.file import LayerStatistics, Provenance, Statistics, open_statistics, write_statistics
+from packer.statistics.types import SampledModel, SampleLabel, SampleText
 from tests.packer.report.pages import Parsed, check_self_contained
 
 pytest.importorskip("matplotlib", reason="pages have drawings, which need the extra report")

@@ -15,13 +15,13 @@ import pytest
 from formats.container import Container, open_container
 from formats.errors import FormatError
 from packer.commands import run
-from packer.findings import Problem
-from packer.logits_parity import LayerDifference, LogitsParity
 from packer.report.error_sections import expert_sections
 from packer.report.page import Page, render
 from packer.report.verify_figures import LayerErrors, distribution, distributions, worst_matrices
 from packer.report.verify_page import SHOWN_PROBLEMS, verify_page, write_verify_page
-from packer.verify_report import ErrorSummary, LeftOut, Parity, VerifyReport
+from packer.verify.findings import Problem
+from packer.verify.logits_parity import LayerDifference, LogitsParity
+from packer.verify.report import ErrorSummary, LeftOut, Parity, VerifyReport
 from runtime.perplexity import Loss
 from tests.packer.report.pages import check_self_contained
 from tests.support.containers import RECIPE, Spec, all_codecs, build_container

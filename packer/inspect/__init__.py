@@ -1,0 +1,1 @@
+"""Looking into a container: what is read, the views that it becomes, and the views as text."""

@@ -1,0 +1,1 @@
+"""Recipes: their types, how they are read and chosen from, and how ``--set`` changes one."""
