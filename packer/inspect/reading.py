@@ -25,6 +25,7 @@ from formats.index import IndexRow
 from formats.layout import Matrix, SectionKind, record_name
 from formats.manifest import FILE_NAME, Manifest, expert_tensor_names
 from formats.spelling import spelled
+from packer.inspect.trunk import tensor_lines
 from packer.inspect.views import (
     ExpertView,
     FileSize,
@@ -62,14 +63,20 @@ def inspect_summary(path: Path | str) -> Summary | Unfinished:
 
 
 def inspect_layer(path: Path | str, layer: int) -> LayerView:
-    """The records of one layer. Reads its index rows.
+    """The records of one layer, and its tensors in the trunk. Reads its index rows.
 
     Raises:
-        UsageError: the container has no experts of that layer.
+        UsageError: the model has no such layer.
         FormatError: damaged.
     """
     with open_container(path) as container:
-        _check_known(container, layer)
+        manifest = container.manifest
+        last = manifest.architecture.hidden_layers - 1
+        if layer > last:
+            raise UsageError("no such layer", where=container.path, expected=f"0 to {last}", found=layer)
+        tensors = tensor_lines(manifest, layer)
+        if layer not in [info.layer for info in manifest.layers]:
+            return LayerView(layer, None, 0, 0, 0, (), (), tensors)
         info = container.layer(layer)
         return LayerView(
             layer,
@@ -79,6 +86,7 @@ def inspect_layer(path: Path | str, layer: int) -> LayerView:
             info.source_experts,
             info.dropped_experts,
             tuple(_line(row) for row in container.rows(layer)),
+            tensors,
         )
 
 

@@ -9,7 +9,17 @@ from typing import Any
 
 from formats.codecs import rvq
 from formats.spelling import counted, spelled
-from packer.inspect.views import ExpertView, FileSize, LayerView, MatrixView, Spread, Summary, Unfinished
+from packer.inspect.views import (
+    ExpertView,
+    FileSize,
+    LayerView,
+    MatrixView,
+    Spread,
+    Summary,
+    TensorLine,
+    TrunkView,
+    Unfinished,
+)
 from packer.output import Output, human_bytes, human_number
 
 _LINE = 400  # characters of a journal's strings that are shown
@@ -108,8 +118,42 @@ def _show_unfinished(output: Output, container: Path, view: Unfinished) -> None:
     output.hint("give the same pack command again, it continues")
 
 
+def show_trunk(output: Output, view: TrunkView) -> None:
+    """The tensors of the trunk."""
+    output.line(f"trunk: {counted(len(view.tensors), 'tensor')} in {view.file}, {human_bytes(view.bytes)}")
+    _show_tensors(output, view.tensors)
+
+
+def _show_tensors(output: Output, tensors: Sequence[TensorLine]) -> None:
+    output.table(
+        "",
+        ("tensor", "role", "codec", "dtype", ">shape", ">offset", ">bytes", ">error"),
+        [
+            (
+                tensor.name,
+                tensor.role,
+                f"{tensor.codec} {_parameters(tensor.parameters)}".rstrip(),
+                tensor.dtype,
+                " x ".join(str(extent) for extent in tensor.shape),
+                tensor.offset,
+                tensor.bytes,
+                human_number(tensor.rel_error, 4),
+            )
+            for tensor in tensors
+        ],
+    )
+
+
 def show_layer(output: Output, view: LayerView) -> None:
-    """The records of a layer."""
+    """The records of a layer, and its tensors in the trunk."""
+    if view.file is None:
+        output.line(f"layer {view.layer}: no experts, {counted(len(view.tensors), 'tensor')} in the trunk")
+    else:
+        _show_records(output, view)
+    _show_tensors(output, view.tensors)
+
+
+def _show_records(output: Output, view: LayerView) -> None:
     dropped = f", without source experts {spelled(view.dropped_experts)}" if view.dropped_experts else ""
     size = human_bytes(view.bytes)
     experts = counted(view.experts, "expert")

@@ -145,16 +145,49 @@ class RecordLine:
 
 
 @dataclass(frozen=True)
+class TensorLine:
+    """A tensor of the trunk, as its manifest entry describes it; ``offset`` counts from the start of its file."""
+
+    name: str
+    role: str
+    layer: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    codec: str
+    parameters: dict[str, Any]
+    scale_exponent: int
+    offset: int
+    bytes: int
+    blake3: str
+    source_blake3: str
+    rel_error: float
+
+
+@dataclass(frozen=True)
+class TrunkView:
+    """The trunk's file and its tensors."""
+
+    file: str
+    bytes: int
+    tensors: tuple[TensorLine, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The document of ``inspect --trunk --json``."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
 class LayerView:
-    """One bank and its records."""
+    """One layer: its bank and records, and its tensors in the trunk. ``file`` is None where it has no experts here."""
 
     layer: int
-    file: str
+    file: str | None
     bytes: int
     experts: int
     source_experts: int
     dropped_experts: tuple[int, ...]
     records: tuple[RecordLine, ...]
+    tensors: tuple[TensorLine, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``inspect --layer N --json``."""

@@ -19,6 +19,7 @@ from formats.errors import FormatError, IntegrityError, Interrupted, UsageError
 from formats.families import bind
 from packer.inspect.reading import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
 from packer.inspect.text import bits_text, collapsed, histogram, show_summary, spread_text
+from packer.inspect.trunk import inspect_trunk
 from packer.inspect.views import FileSize, Spread, Summary, Unfinished
 from packer.output import Output
 from packer.pipeline import pack
@@ -112,8 +113,32 @@ def test_layer(path: Path) -> None:
     ]
     assert view.records[1].parameters == {"bits": 8, "group": 32}
     assert view.records[2].offset + view.records[2].bytes == view.bytes
+    with pytest.raises(UsageError, match=r"no such layer .expected 0 to 3, found 4"):
+        inspect_layer(path, 4)
+
+
+def test_tensors_of_a_layer_and_of_the_trunk(path: Path) -> None:
+    """As the manifest lists them; a layer without experts has tensors, too."""
+    entries = json.loads((path / "manifest.json").read_text())["tensors"]
+    for layer, file in ((0, None), (3, "experts/layer-00003.bank")):
+        view = inspect_layer(path, layer)
+        assert view.file == file
+        document = json.loads(json.dumps(view.to_dict()))["tensors"]
+        assert document
+        assert {tensor["name"]: tensor for tensor in document} == {
+            entry["name"]: entry for entry in entries if entry["layer"] == layer
+        }
+    assert inspect_layer(path, 0).records == ()
+    trunk = inspect_trunk(path)
+    assert trunk.bytes == (path / trunk.file).stat().st_size
+    assert sorted(tensor.name for tensor in trunk.tensors) == sorted(entry["name"] for entry in entries)
+    offsets = [tensor.offset for tensor in trunk.tensors]
+    assert offsets == sorted(offsets)
+
+
+def test_an_expert_of_a_layer_without_experts(path: Path) -> None:
     with pytest.raises(UsageError, match=r"no experts of this layer .expected one of the layers 1-3, found 0"):
-        inspect_layer(path, 0)
+        inspect_expert(path, 0, 0)
 
 
 def test_expert(path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Looking into a container's trunk: its tensors as the manifest describes them. Reads the manifest and no weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from formats.container import open_container
+from formats.manifest import Manifest
+from packer.inspect.views import TensorLine, TrunkView
+
+
+def inspect_trunk(path: Path | str) -> TrunkView:
+    """All tensors of the trunk, in the order in which they are stored.
+
+    Raises:
+        FormatError: not a container, or damaged.
+    """
+    with open_container(path) as container:
+        trunk = container.manifest.trunk
+        return TrunkView(trunk.file, trunk.bytes, tensor_lines(container.manifest))
+
+
+def tensor_lines(manifest: Manifest, layer: int | None = None) -> tuple[TensorLine, ...]:
+    """The trunk's tensors in the order in which they are stored, all of them or those of one layer."""
+    chosen = [tensor for tensor in manifest.tensors if layer is None or tensor.layer == layer]
+    return tuple(
+        TensorLine(**msgspec.structs.asdict(tensor)) for tensor in sorted(chosen, key=lambda tensor: tensor.offset)
+    )
