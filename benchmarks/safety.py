@@ -156,8 +156,8 @@ def markdown(pairs: Sequence[Pair], what: str) -> str:
 def main() -> None:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--pairs", type=int, default=7)
-    options.add_argument("--experts", type=int, default=4)
+    options.add_argument("--pairs", type=int, default=5)
+    options.add_argument("--experts", type=int, default=24, help="a pack of few is mostly the end of its bank")
     options.add_argument("--effort", default="default", choices=list(codebooks.EFFORTS))
     options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options.add_argument("--seed", type=int, default=0)

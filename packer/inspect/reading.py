@@ -25,7 +25,7 @@ from formats.index import IndexRow
 from formats.layout import Matrix, SectionKind, record_name
 from formats.manifest import FILE_NAME, Manifest, expert_tensor_names
 from formats.spelling import spelled
-from packer.inspect.trunk import tensor_lines
+from packer.inspect.trunk import stored_tensors
 from packer.inspect.views import (
     ExpertView,
     FileSize,
@@ -74,7 +74,7 @@ def inspect_layer(path: Path | str, layer: int) -> LayerView:
         last = manifest.architecture.hidden_layers - 1
         if layer > last:
             raise UsageError("no such layer", where=container.path, expected=f"0 to {last}", found=layer)
-        tensors = tensor_lines(manifest, layer)
+        tensors = stored_tensors(manifest, layer)
         if layer not in [info.layer for info in manifest.layers]:
             return LayerView(layer, None, 0, 0, 0, (), (), tensors)
         info = container.layer(layer)

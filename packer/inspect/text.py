@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from formats.codecs import rvq
+from formats.manifest_types import TensorInfo
 from formats.spelling import counted, spelled
 from packer.inspect.views import (
     ExpertView,
@@ -16,7 +17,6 @@ from packer.inspect.views import (
     MatrixView,
     Spread,
     Summary,
-    TensorLine,
     TrunkView,
     Unfinished,
 )
@@ -124,7 +124,7 @@ def show_trunk(output: Output, view: TrunkView) -> None:
     _show_tensors(output, view.tensors)
 
 
-def _show_tensors(output: Output, tensors: Sequence[TensorLine]) -> None:
+def _show_tensors(output: Output, tensors: Sequence[TensorInfo]) -> None:
     output.table(
         "",
         ("tensor", "role", "codec", "dtype", ">shape", ">offset", ">bytes", ">error"),

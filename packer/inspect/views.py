@@ -6,6 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from formats.manifest_types import TensorInfo
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -145,35 +149,17 @@ class RecordLine:
 
 
 @dataclass(frozen=True)
-class TensorLine:
-    """A tensor of the trunk, as its manifest entry describes it; ``offset`` counts from the start of its file."""
-
-    name: str
-    role: str
-    layer: int | None
-    dtype: str
-    shape: tuple[int, ...]
-    codec: str
-    parameters: dict[str, Any]
-    scale_exponent: int
-    offset: int
-    bytes: int
-    blake3: str
-    source_blake3: str
-    rel_error: float
-
-
-@dataclass(frozen=True)
 class TrunkView:
-    """The trunk's file and its tensors."""
+    """The trunk's file and its tensors, in the order in which they are stored."""
 
     file: str
     bytes: int
-    tensors: tuple[TensorLine, ...]
+    tensors: tuple[TensorInfo, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``inspect --trunk --json``."""
-        return dataclasses.asdict(self)
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
 
 
 @dataclass(frozen=True)
@@ -187,11 +173,12 @@ class LayerView:
     source_experts: int
     dropped_experts: tuple[int, ...]
     records: tuple[RecordLine, ...]
-    tensors: tuple[TensorLine, ...]
+    tensors: tuple[TensorInfo, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The document of ``inspect --layer N --json``."""
-        return dataclasses.asdict(self)
+        document: dict[str, Any] = msgspec.to_builtins(self)
+        return document
 
 
 @dataclass(frozen=True)
