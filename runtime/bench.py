@@ -37,7 +37,7 @@ from runtime.sampling import Sampling, choose
 from runtime.store import Expert
 from runtime.stream.container import ContainerExperts
 from runtime.stream.direct import DirectReads, StreamFile
-from runtime.stream.experts import READERS, ExpertStream
+from runtime.stream.experts import ExpertStream, readers_for
 from runtime.stream.memory import Area, Slots
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers
@@ -239,11 +239,13 @@ def _reading(
         }
         rows = [container.row(*name) for name in names]
         pieces = [_Piece(banks[row.layer], row.offset, row.bytes) for row in rows]
-        plain = _read_plainly(pieces)
+        plain = _read_plainly(pieces, readers_for(loader.part_bytes))
         trunk_file = container.manifest.trunk.file
         trunk = reads.open(container.open_again(trunk_file), trunk_file)
         around = _pieces_around(trunk, container.manifest.trunk.bytes, trunk_bytes)
-        return Reading(cached, plain, sum(row.bytes for row in rows), _read_plainly(around), trunk_bytes)
+        return Reading(
+            cached, plain, sum(row.bytes for row in rows), _read_plainly(around, readers_for(PIECE_BYTES)), trunk_bytes
+        )
 
 
 def _nothing(expert: Expert) -> None:
@@ -272,12 +274,12 @@ def _pieces_around(file: StreamFile, length: int, count: int) -> list[_Piece]:
     return pieces
 
 
-def _read_plainly(pieces: Sequence[_Piece]) -> float:
-    """Read pieces with a few threads and buffers that are used again and again; returns the seconds."""
+def _read_plainly(pieces: Sequence[_Piece], readers: int) -> float:
+    """Read pieces with ``readers`` threads and buffers that are used again and again; returns the seconds."""
     if not pieces:
         return 0.0
     longest = max(piece.bytes for piece in pieces)
-    buffers = [Area(longest) for _ in range(min(READERS, len(pieces)))]
+    buffers = [Area(longest) for _ in range(min(readers, len(pieces)))]
     for buffer in buffers:
         buffer.view[:] = bytes(buffer.bytes)  # so that no page is taken for the first time while it is measured
     waiting = iter(pieces)

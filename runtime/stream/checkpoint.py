@@ -25,6 +25,7 @@ class CheckpointExperts:
     Attributes:
         layer_experts: how many each layer has, 0 for dense layers.
         slot_bytes: what an expert takes.
+        part_bytes: what its largest matrix takes.
         check: False, since there are no digests.
     """
 
@@ -39,6 +40,7 @@ class CheckpointExperts:
             architecture.experts if layer in moe else 0 for layer in range(architecture.hidden_layers)
         )
         self.slot_bytes = slot_bytes(model)
+        self.part_bytes = max(sum(tensor.bytes for tensor in model.expert_tensors[matrix]) for matrix in MATRICES)
 
     def parts(self, layer: int, expert: int) -> int:
         """How many reads bring an expert in: one a matrix."""

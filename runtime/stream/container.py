@@ -26,6 +26,7 @@ class ContainerExperts:
     Attributes:
         layer_experts: how many each layer has, 0 for dense layers.
         slot_bytes: the longest record.
+        part_bytes: the longest part of one that is read at a time.
         check: whether records are proved.
     """
 
@@ -38,21 +39,22 @@ class ContainerExperts:
             container: stays open as long as this is used.
             reads: how to read; has the files and stays open likewise.
             check: prove each record against its digest whenever it is read.
-            part_bytes: how much of a record is read at a time, whole pages.
+            part_bytes: how much of a record is read at a time at the most, whole pages.
         """
-        self._container, self.check, self._part_bytes = container, check, part_bytes
+        self._container, self.check = container, check
         counts = {info.layer: info.experts for info in container.manifest.layers}
         self.layer_experts = tuple(
             counts.get(layer, 0) for layer in range(container.manifest.architecture.hidden_layers)
         )
         self.slot_bytes = slot_bytes(container)
+        self.part_bytes = max(min(part_bytes, self.slot_bytes), PAGE)
         self._files = {
             info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers
         }
 
     def parts(self, layer: int, expert: int) -> int:
         """How many reads bring an expert in."""
-        return -(-self._container.row(layer, expert).bytes // self._part_bytes)
+        return -(-self._container.row(layer, expert).bytes // self.part_bytes)
 
     def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
         """Read a part of an expert's record into a slot of ``slot_bytes`` bytes with one aligned read; its length.
@@ -63,8 +65,8 @@ class ContainerExperts:
             EnvironmentProblem: reading failed.
         """
         row, file = self._container.row(layer, expert), self._files[layer]
-        first = part * self._part_bytes
-        stop = min(first + self._part_bytes, row.bytes)
+        first = part * self.part_bytes
+        stop = min(first + self.part_bytes, row.bytes)
         file.read(row.offset + first, slot[first:stop], where=f"{file.where}: {record_name(layer, expert)}")
         return stop - first
 

@@ -28,10 +28,17 @@ from runtime.stream.slots import Entry, State, Table
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers, wait_out
 
-# Reads under way at a time. A few of them keep a device as busy as many do (1 to 8 reads of 12 MB: 1.75 to 1.9 GB/s on
-# the machine of the README); what more of them would do is let every expert of a layer come late.
-READERS = 3
+# Reads under way at a time. A few long ones keep a device as busy as many do (1 to 8 reads of 4 MiB: 1.6 GB/s on the
+# machine of the README), and more of them would only let every expert of a layer come late; of short ones it takes more
+# (80 KiB: 0.9 GB/s with 3, 1.1 with 6).
+UNDER_WAY_BYTES = 12 << 20
+LEAST_READERS, MOST_READERS = 3, 8
 EARLY_READS = 2  # of them, for what is only expected: a read that has begun cannot give way to one that is needed
+
+
+def readers_for(part_bytes: int) -> int:
+    """How many reads of that length should be under way at a time."""
+    return min(max(-(-UNDER_WAY_BYTES // part_bytes), LEAST_READERS), MOST_READERS)
 
 
 class ExpertLoader(Protocol):
@@ -44,6 +51,10 @@ class ExpertLoader(Protocol):
     @property
     def slot_bytes(self) -> int:
         """What the largest expert takes."""
+
+    @property
+    def part_bytes(self) -> int:
+        """What the largest part of an expert takes."""
 
     @property
     def check(self) -> bool:
@@ -83,7 +94,7 @@ class ExpertStream:
         *,
         slots: int,
         workers: Workers,
-        readers: int = READERS,
+        readers: int | None = None,
         policy: Policy | None = None,
     ) -> None:
         """
@@ -92,7 +103,7 @@ class ExpertStream:
             slots: how many experts are in memory at the most, at least one if there are any. A layer may ask for more:
                 they flow through.
             workers: whose helpers take part in the work.
-            readers: reads under way at a time.
+            readers: reads under way at a time; by default as many as suit their length.
             policy: who leaves first; by default the least frequently used.
         """
         counts = loader.layer_experts
@@ -114,7 +125,7 @@ class ExpertStream:
         self._wanted = threading.Condition(self._lock)  # for readers: there may be something to read, or room for it
         self._readers = [
             threading.Thread(target=self._read_on, name=f"moepack-reader-{number}", daemon=True)
-            for number in range(readers if slots else 0)
+            for number in range((readers or readers_for(loader.part_bytes)) if slots else 0)
         ]
         started: list[threading.Thread] = []
         for reader in self._readers:

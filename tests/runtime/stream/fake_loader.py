@@ -53,6 +53,7 @@ class FakeLoader:
     under_way: int = 0
     most: int = 0
     slot_bytes: int = SLOT
+    part_bytes: int = SLOT
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ import pytest
 from formats.encoded import RawMatrix
 from formats.errors import FormatError, UsageError
 from runtime.store import Expert
-from runtime.stream.experts import ExpertStream
+from runtime.stream.experts import ExpertStream, readers_for
 from runtime.stream.policy import Recency
 from runtime.threads import Workers
 from tests.runtime.stream.fake_loader import SLOT, FakeLoader, values_of
@@ -216,6 +216,11 @@ def test_few_reads_for_what_is_only_expected() -> None:
         compute(stream, 2, range(8))
     assert len(loader.reads) == 12
     assert loader.most == 6
+
+
+def test_short_reads_are_more_at_a_time() -> None:
+    """About 12 MiB, but at least 3 reads and at most 8."""
+    assert [readers_for(length) for length in (1, 2 << 20, 5 << 19, 4 << 20, 1 << 40)] == [8, 6, 5, 3, 3]
 
 
 def test_experts_come_one_after_another() -> None:
