@@ -21,7 +21,7 @@ from packer.commands.origin import (
     with_disk,
 )
 from packer.commands.signals import stop_on_signals
-from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
+from packer.commands.source import PlanOptions, note_memory, plan_for, plan_options, show_plan
 from packer.inspect.reading import inspect_summary
 from packer.inspect.views import Summary
 from packer.output import Output
@@ -132,6 +132,7 @@ def _dry_run(output: Output, origin: Origin, plan: Plan, out: Path) -> int:
     else:
         show_plan(output, origin.name, plan)
     if not complete:
+        note_memory(output, plan)
         check_space(out, plan)
     output.note("dry run: nothing was written" + (", the output is complete already" if complete else ""))
     return 0

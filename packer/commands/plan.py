@@ -13,7 +13,7 @@ from packer.commands.common import EXIT_CODES, common_options
 from packer.commands.model import MAX_CHUNK, MAX_CONTEXT
 from packer.commands.origin import OriginOptions, open_origin, origin_options, with_disk
 from packer.commands.signals import stop_on_signals
-from packer.commands.source import PlanOptions, plan_for, plan_options, show_plan
+from packer.commands.source import PlanOptions, note_memory, plan_for, plan_options, show_plan
 from packer.output import Output
 from runtime.assets import is_container
 from runtime.machine import processors
@@ -69,6 +69,7 @@ def plan(
         output.result(made.to_dict())
     else:
         show_plan(output, origin.name, made)
+    note_memory(output, made)
     return 0
 
 

@@ -12,6 +12,7 @@ import click
 
 from formats import kernels
 from formats.checkpoint import Checkpoint
+from formats.errors import EnvironmentProblem
 from formats.families import Model, bind
 from formats.spelling import counted
 from packer.commands.common import jobs_option, typed
@@ -19,6 +20,7 @@ from packer.fetch.provenance import Provenance, provenance_of
 from packer.inspect.text import bits_text
 from packer.output import Output, human_bytes, human_seconds
 from packer.planning.estimate import TIME_BASIS
+from packer.planning.memory import fitting_jobs
 from packer.planning.plan import Plan, make_plan
 from packer.planning.selection import parse_selection
 from packer.prune.plan import read_prune_plan
@@ -32,6 +34,7 @@ from packer.recipe.recipe import (
     with_weighted_limit,
 )
 from packer.statistics.file import open_statistics
+from runtime.machine import available_memory
 
 _PARTIAL = ": a partial container, which leaves out embedding, head, final norm, and vision towers."
 
@@ -124,6 +127,17 @@ def plan_for(output: Output, checkpoint: Checkpoint, options: PlanOptions, jobs:
     for note in plan.notes:
         output.note(f"note: {note}")
     return model, plan, origin
+
+
+def note_memory(output: Output, plan: Plan) -> None:
+    """Say how many jobs the memory that is free here allows; the plan itself is the same on every machine."""
+    try:
+        fitting = fitting_jobs(plan.memory, plan.jobs, available_memory())
+    except EnvironmentProblem as problem:
+        output.note(f"note: {problem.line()}")
+        return
+    if fitting < plan.jobs:
+        output.note(f"note: {counted(fitting, 'job')} of {plan.jobs} would fit into the memory that is available here")
 
 
 def show_plan(output: Output, source: str, plan: Plan) -> None:

@@ -26,6 +26,7 @@ from packer import cli
 from packer.commands import moepack, run
 from packer.commands import pack as pack_command
 from packer.commands.errors import guarded
+from packer.commands.source import note_memory
 from packer.output import make_output
 from packer.preflight import WORK_DIR
 from packer.storage.system import SYSTEM
@@ -493,6 +494,29 @@ def test_pln_06_fewer_jobs_where_memory_is_short(
     available[0] = json.loads(capsys.readouterr().out)["peak_memory_bytes"]
     assert run(arguments) == 0
     assert "3 jobs instead of 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["plan", K3], ["pack", K3, "out", "--dry-run"]])
+def test_a_plan_says_how_many_jobs_memory_allows(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A note and no more: the document is the same wherever it is made."""
+    monkeypatch.chdir(tmp_path)
+    available: list[int | None] = [None]
+    monkeypatch.setattr(sys.modules[note_memory.__module__], "available_memory", lambda: available[0])
+    found = {}
+    for name, count in (("unknown", None), ("one job short", 3), ("nothing", 0)):
+        if count is not None:
+            document = json.loads(found["unknown"][0])
+            memory = document["peak_memory_bytes"] - 1 if count else 0
+            available[0] = memory
+        assert run([*command, "--jobs", "4", "--json"]) == 0
+        captured = capsys.readouterr()
+        found[name] = captured.out, captured.err
+    assert found["unknown"][0] == found["one job short"][0] == found["nothing"][0]
+    assert "memory" not in found["unknown"][1]
+    assert "note: 3 jobs of 4 would fit into the memory that is available here" in found["one job short"][1]
+    assert "note: not enough memory for one job" in found["nothing"][1]
 
 
 # Paths, locales, streams
