@@ -24,7 +24,6 @@ from packer.calibrate.scratch import Scratch, states_name
 from packer.calibrate.sums import LayerSums, empty_sums
 from packer.calibrate.texts import Sample
 from packer.progress import Progress
-from packer.running.logits_file import check_free
 from packer.running.token_input import read_file
 from packer.statistics.file import (
     Statistics,
@@ -36,6 +35,7 @@ from packer.statistics.file import (
 from packer.statistics.types import LayerStatistics, Provenance, check_provenance
 from packer.storage.durable import make_directory, temporary_path, write_file
 from packer.storage.lock import exclusive
+from packer.storage.new_file import check_free
 from packer.storage.system import SYSTEM, NoSpace, System
 from runtime.models.kimi import Decoder
 from runtime.opening import Weights

@@ -68,8 +68,8 @@ def calibrate(
     from packer.calibrate.job import Job
     from packer.calibrate.job import calibrate as count
     from packer.calibrate.model import open_for_pass, sampled_model
-    from packer.running.logits_file import check_free
     from packer.statistics.types import Provenance
+    from packer.storage.new_file import check_free
     from runtime.opening import Options
 
     check_free(out)

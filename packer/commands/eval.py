@@ -44,7 +44,7 @@ def evaluate(
       moepack eval model.moepack --text novel.txt --budget 8GiB
     """
     from packer.running.logits import evaluate as evaluate_model
-    from packer.running.logits_file import check_free
+    from packer.storage.new_file import check_free
 
     if layers and save_logits is None:
         raise UsageError("there is no file to save layers in", where="--layers", hint="add --save-logits F")

@@ -59,8 +59,8 @@ def prune(
     from packer.prune.job import prune as plan_pruning
     from packer.prune.plan import write_prune_plan
     from packer.report.plots import check_plots
-    from packer.running.logits_file import check_free
     from packer.statistics.file import open_statistics
+    from packer.storage.new_file import check_free
 
     if lossless is not None and mode != "graded":
         raise UsageError("only mode graded keeps experts lossless", where="--lossless", hint="add --mode graded")

@@ -14,8 +14,8 @@ from packer.commands.size import parse_size
 from packer.output import Output
 from packer.progress import ProgressLine
 from packer.report.plots import check_plots
-from packer.running.logits_file import check_free
 from packer.running.token_input import TokenInput
+from packer.storage.new_file import check_free
 from packer.verify.report import VerifyReport
 from packer.verify.text import show_report
 from packer.verify.verify import LEVELS, LOGITS

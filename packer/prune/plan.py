@@ -36,9 +36,9 @@ from packer.model_stamp import ModelStamp
 from packer.prune.number_lists import parse_numbers
 from packer.prune.plan_types import KeptExperts, Made
 from packer.recipe.types import converted, one_line
-from packer.running.logits_file import check_free
 from packer.running.token_input import read_file
 from packer.storage.durable import write_file
+from packer.storage.new_file import check_free
 
 FORMAT = "moepack-prune-plan"
 VERSION = 1

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from packer.output import escape
-from packer.running.logits_file import check_free
 from packer.storage.durable import write_file
+from packer.storage.new_file import check_free
 
 SHORT = 24  # rows of a table that print does not divide
 NARROW = 40  # characters of what names a row and stays in one line

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
 from packer.storage import durable
+from packer.storage.new_file import check_free
 from packer.storage.system import SYSTEM, problem
 
 _ITEMS = {"F32": ("<f4", 4), "I64": ("<i8", 8)}
@@ -84,18 +84,6 @@ def new_logits_file(path: Path, tables: Sequence[Table]) -> Iterator[LogitsFile]
         with suppress(OSError):
             output.temporary.unlink()
         raise
-
-
-def check_free(path: Path) -> None:
-    """Refuse a name that is taken, or in a folder that is not there.
-
-    Raises:
-        UsageError: saying so.
-    """
-    if os.path.lexists(path):
-        raise UsageError("output is there already", where=path, hint="remove it or choose another name")
-    if not path.parent.is_dir():
-        raise UsageError("no such folder", where=path.parent)
 
 
 def _create(path: Path) -> durable.Output:

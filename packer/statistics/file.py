@@ -42,7 +42,6 @@ from formats.files import read_exactly
 from formats.shard import SourceTensor, parse_header
 from formats.spelling import spelled
 from packer.recipe.types import converted
-from packer.running.logits_file import check_free
 from packer.statistics.types import (
     LayerStatistics,
     Provenance,
@@ -55,6 +54,7 @@ from packer.statistics.types import (
     layer_tables,
 )
 from packer.storage.durable import write_file
+from packer.storage.new_file import check_free
 from packer.storage.system import SYSTEM, System
 
 __all__ = [

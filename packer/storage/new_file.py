@@ -1,0 +1,23 @@
+"""Where a new file may be written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from formats.errors import UsageError
+from formats.manifest import FILE_NAME, INDEX_NAME
+
+
+def check_free(path: Path) -> None:
+    """Refuse a name that is taken, in a folder that is not there, or in a container, which holds what it says it holds.
+
+    Raises:
+        UsageError: saying so.
+    """
+    if os.path.lexists(path):
+        raise UsageError("output is there already", where=path, hint="remove it or choose another name")
+    if not path.parent.is_dir():
+        raise UsageError("no such folder", where=path.parent)
+    if all((path.parent / name).exists() for name in (FILE_NAME, INDEX_NAME)):
+        raise UsageError("output would lie in a container", where=path, hint="choose a name outside of it")
