@@ -173,9 +173,11 @@ class _Batch:
 def wait_out(over: Callable[[], bool], news: SimpleQueue[None]) -> None:
     """Take tokens until something is over that will be soon; an interruption comes out afterwards, not in between."""
     interruption: BaseException | None = None
-    while not over():
+    while True:
         try:
-            news.get()
+            while not over():
+                news.get()
+            break
         except BaseException as error:
             interruption = error
     if interruption is not None:

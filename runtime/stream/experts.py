@@ -169,6 +169,8 @@ class ExpertStream:
         keys = [self._key(layer, expert) for expert in chosen]
         if len(set(keys)) != len(keys):
             raise ValueError("an expert is chosen twice")
+        if self._call is not None:  # an interruption hit the end of the last call
+            self._end(self._call)
         call = Call(work)
         try:
             self._begin(call, layer, chosen, keys)
@@ -247,7 +249,7 @@ class ExpertStream:
                 continue  # it was asked for, or had to leave
             entry.expected = False
             self._table.settle(entry)
-            if entry.state is not State.READY:
+            if entry.state is not State.READY and not entry.pins:  # or it is needed as well, right now
                 self._pending.give_up(entry)
         self._expected.pop(layer, None)
 
@@ -323,17 +325,22 @@ class ExpertStream:
             wait_out(lambda: not call.busy, call.news)
         finally:
             with self._lock:
-                self._call = None
-                for entry in call.pinned.values():
-                    if not self._table.holds(entry):
-                        continue
-                    self._unpin(entry)
-                    if entry.state is not State.READY:
-                        self._pending.give_up(entry)
-                    elif entry.proved:
-                        entry.error = None  # that of the work: the expert is as good as ever
-                    else:
-                        self._table.drop(entry)
+                if not call.busy:  # or an interruption hit the waiting itself, and the next call waits
+                    self._let_go(call)
+                    self._call = None
+
+    def _let_go(self, call: Call) -> None:
+        """Unpin what was not worked on. May be done again: what was let go of stays as it is."""
+        for entry in call.pinned.values():
+            if not self._table.holds(entry):
+                continue
+            self._unpin(entry)
+            if entry.state is not State.READY:
+                self._pending.give_up(entry)
+            elif entry.proved:
+                entry.error = None  # that of the work: the expert is as good as ever
+            else:
+                self._table.drop(entry)
 
     def _read_on(self) -> None:
         """What a reading thread does: what is needed first, then what is expected."""

@@ -433,6 +433,21 @@ def test_what_is_needed_may_be_expected_too() -> None:
         compute(stream, 2, range(8))
 
 
+def test_what_is_needed_and_expected_stays_needed_when_the_expectation_changes() -> None:
+    loader = FakeLoader(gate=threading.Event())
+    with streaming(loader, readers=1) as stream:
+
+        def meanwhile() -> None:
+            stream.expect(1, [0, 1, 2])
+            stream.expect(1, [3])
+            assert loader.gate is not None
+            loader.gate.set()
+
+        work = Sum()
+        stream.compute(1, [0, 1, 2], work, meanwhile)
+    assert sorted(work.seen) == [(1, 0), (1, 1), (1, 2)]
+
+
 def test_more_is_expected_than_fits() -> None:
     loader = FakeLoader()
     with streaming(loader, slots=2) as stream:
