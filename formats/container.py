@@ -175,7 +175,7 @@ class Container:
         """The header at the start of ``data``, which must agree with its index row and the manifest."""
         file = self.layer(row.layer).file
         where = f"{file}: {layout.record_name(row.layer, row.expert)}"
-        header = layout.unpack_record_header(data, where=file, offset=row.offset)
+        header = layout.unpack_record_header(data, where=where, offset=row.offset)
         check_header(header, row, self.manifest, where=where)
         return header
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     type=click.Choice(("uniform", "global", "graded")),
     default="uniform",
     show_default=True,
-    help="The same number in each layer; all layers ranked together, each with four times a token's experts at least;"
-    " or the same number, the best of them lossless.",
+    help="The same number in each layer; all layers ranked together, each with four times a token's experts at least"
+    " (or --keep, if that is less); or the same number, the best of them lossless.",
 )
 @click.option("--lossless", metavar="N|P%", help="Of the kept, in mode graded; by default a tenth.")
 @click.option("--sources", metavar="LABEL,...", help="Labels of the text that counts; by default all, equally.")

@@ -122,6 +122,7 @@ class StreamFile:
         self._reads = reads
         self._fd = fd
         self._direct = False
+        self._leaving = threading.Lock()
 
     def close(self) -> None:
         """Close the descriptor. A second call does nothing."""
@@ -176,8 +177,12 @@ class StreamFile:
         return count
 
     def _leave_direct(self) -> None:
-        """Buffered from here on. Other threads may be reading: their calls do as well without the flag."""
-        if self._direct:
-            self._direct = False
-            self._reads.calls.set_direct(self._fd, False)
-            self._reads.refused(self.where)
+        """Buffered from here on. Other threads may be reading: their calls do as well without the flag.
+
+        Whoever comes back from here finds the flag off, also while another thread is turning it off.
+        """
+        with self._leaving:
+            if self._direct:
+                self._reads.calls.set_direct(self._fd, False)
+                self._direct = False
+                self._reads.refused(self.where)

@@ -195,9 +195,9 @@ class ExpertStream:
                     entry.ahead = True
                 if not entry.pins:
                     self._pending.expect(entry)
+                expected.append(entry)
                 entry.expected = True
                 self._table.settle(entry)
-                expected.append(entry)
             self._wanted.notify_all()
 
     def _entry(self, key: int, layer: int, expert: int) -> Entry:

@@ -686,7 +686,7 @@ def test_record_magic_wrong(forge: Forge, magic: bytes) -> None:
     forge.patch_record(2, 3, 0, "8s", magic)
     message = refusal(forge.save())
     assert ("byte order" if magic == b"RKCAPEOM" else "wrong magic") in message
-    assert f"layer-00002.bank at byte {forge.row(2, 3).offset}" in message
+    assert f"layer-00002.bank: layer 2 expert 3 at byte {forge.row(2, 3).offset}" in message
 
 
 def _broken_record(forge: Forge, at: int, form: str, value: object) -> str:

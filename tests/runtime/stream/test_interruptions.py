@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -55,28 +56,23 @@ class Interrupter:
 
     def __init__(self) -> None:
         self.armed = False
-        self._delay: float | None = None
-        self._wake = threading.Event()
-        self._closed = False
+        self._delays: SimpleQueue[float | None] = SimpleQueue()  # unlike an event, whole wherever a late signal hits it
         self._thread = threading.Thread(target=self._send_on)
         self._thread.start()
 
     def arm(self, delay: float) -> None:
-        self.armed, self._delay = True, delay
-        self._wake.set()
+        self.armed = True
+        self._delays.put(delay)
 
     def close(self) -> None:
         self.armed = False
-        self._closed = True
-        self._wake.set()
+        self._delays.put(None)
         self._thread.join()
 
     def _send_on(self) -> None:
-        while not self._closed:
-            self._wake.wait()
-            self._wake.clear()
-            if self._delay is not None and not self._closed:
-                time.sleep(self._delay)
+        while (delay := self._delays.get()) is not None:
+            time.sleep(delay)
+            if self.armed:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
 
