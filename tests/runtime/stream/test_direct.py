@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -218,3 +220,44 @@ def test_long_reads_are_split(opened: Callable[..., tuple[DirectReads, StreamFil
     length = 2 * MAX_CALL_BYTES + PAGE
     file.read(0, Area(length).view[:length], where="bank")
     assert script.reads[1:] == [(1 << 30, 0), (1 << 30, 1 << 30), (PAGE, 2 << 30)]
+
+
+def test_nobody_reads_while_another_thread_turns_direct_mode_off(
+    opened: Callable[..., tuple[DirectReads, StreamFile]],
+) -> None:
+    """Two reads that direct mode refuses: the second one comes while the first is turning it off, and waits for it."""
+    leaving, gate = threading.Event(), threading.Event()
+
+    class Slow(Script):
+        def set_direct(self, fd: int, direct: bool) -> None:
+            if not direct:
+                leaving.set()
+                assert gate.wait(20)
+            super().set_direct(fd, direct)
+
+    def read(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        if script.direct[-1] and len(views[0]) % PAGE:
+            raise OSError(errno.EINVAL, "not a whole page")
+        return os.preadv(fd, views, offset)
+
+    script = Slow(read=read)
+    _, file = opened(script)
+    found: list[bytes | BaseException] = []
+
+    def get() -> None:
+        target = bytearray(100)
+        try:
+            file.read(0, memoryview(target), where="bank")
+            found.append(bytes(target))
+        except BaseException as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=get) for _ in range(2)]
+    threads[0].start()
+    assert leaving.wait(20)
+    threads[1].start()
+    time.sleep(0.05)
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert found == [DATA[:100]] * 2
