@@ -77,17 +77,19 @@ def run(
         return 0
     options = how.options(needed=None if interactive else writer.needed, tokenizer=writer.tokenizer)
     with interrupted_by_term(), open_model(output, container, options) as session:
+        begun = False  # a line of text that has not ended
         try:
             for line in _lines(output) if interactive else (None,):
                 for piece in writer.write(session, line):
                     if not output.json:
                         output.text(piece)
+                        begun = True
                 if not output.json:
                     output.line()
-        except KeyboardInterrupt:
-            output.line()
-            raise
+                    begun = False
         finally:
+            if begun:
+                output.line()
             show_notes(output, session)
             if writer.has_written and not output.quiet:
                 output.note(writer.summary(session.statistics()))

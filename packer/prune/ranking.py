@@ -70,7 +70,7 @@ def choose(scores: Mapping[int, Double], wish: Wish) -> dict[int, Kept]:
     most = min(len(score) for score in scores.values())
     if not wish.per_token <= wish.keep <= most:
         raise UsageError(
-            "cannot keep so many experts a layer",
+            "cannot keep that number of experts a layer",
             where="--keep",
             expected=f"{wish.per_token} (experts a token) to {most}",
             found=wish.keep,

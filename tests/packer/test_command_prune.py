@@ -48,8 +48,8 @@ def test_without_a_source_the_experts_are_estimated(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--keep", "3"], "cannot keep so many experts a layer"),  # a token uses four
-        (["--keep", "17"], "cannot keep so many experts a layer"),
+        (["--keep", "3"], "cannot keep that number of experts a layer"),  # a token uses four
+        (["--keep", "17"], "cannot keep that number of experts a layer"),
         (["--keep", "many"], "not a number of experts"),
         (["--keep", "8", "--sources", "b"], "no text with this label"),
         (["--keep", "8", "--lossless", "2"], "only mode graded keeps experts lossless"),

@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from formats.errors import FormatError
 from packer.commands import run
+from packer.running.writing import Writer
 from runtime.sampling import Sampling, choose
 from runtime.session import Options, open_session
 from runtime.tokenizer import load_tokenizer
@@ -227,6 +230,22 @@ def test_cli_05_stopping_keeps_what_was_written(number: int, speaking: Speaking)
     lines = error.decode().splitlines()
     assert " tokens, " in lines[0]
     assert lines[1:] == ["error: interrupted", f"hint: start again with: moepack {' '.join(command[3:])}"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_error_after_some_text_begins_a_line_of_its_own(
+    options: list[str], speaking: Speaking, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(self: Writer, model: object, prompt: str | None = None) -> Iterator[str]:
+        yield "half a"
+        yield " line"
+        raise FormatError("record was changed", where="layer 1 expert 2")
+
+    monkeypatch.setattr(Writer, "write", write)
+    assert run(["run", str(speaking.container), "hello", *options]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ("" if options else "half a line\n")
+    assert "record was changed" in captured.err
 
 
 def test_damage_ends_the_run_with_the_record_s_name(speaking: Speaking, tmp_path: Path) -> None:
