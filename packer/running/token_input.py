@@ -53,7 +53,9 @@ def read_tokens(tokens: TokenInput, vocabulary: int, encode: Callable[[str], Seq
     given = [name for name in ("ids", "ids_file", "text") if getattr(tokens, name) is not None]
     if len(given) != 1:
         spelled = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UsageError("give tokens in one way", expected="one of --ids, --ids-file, --text", found=spelled or "none of them")
+        raise UsageError(
+            "give tokens in one way", expected="one of --ids, --ids-file, --text", found=spelled or "none of them"
+        )
     if tokens.text is not None:
         if encode is None:
             raise UsageError("a text needs a tokenizer", where="--text")
