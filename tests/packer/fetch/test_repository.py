@@ -34,7 +34,7 @@ from tests.support.repositories import folder_repository, shard, small_repositor
 ROOT = Path(__file__).parent.parent.parent.parent
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
-QUICK = Limits(first_delay=0.001, longest_delay=0.002, stall_seconds=1.0, attempts=4, connect_seconds=5)
+QUICK = Limits(first_delay=0.001, longest_delay=0.002, stall_seconds=30, attempts=4, connect_seconds=30)
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 

@@ -29,7 +29,7 @@ from tests.support.repositories import folder_repository, shard, small_repositor
 DATA = Path(__file__).parent.parent.parent / "data"
 TINY = DATA / "k3-tiny"
 QUICK = Conditions(
-    limits=Limits(first_delay=0.001, longest_delay=0.002, stall_seconds=1.0, attempts=4), rng=random.Random(0)
+    limits=Limits(first_delay=0.001, longest_delay=0.002, stall_seconds=30, attempts=4), rng=random.Random(0)
 )
 FIRST = "model-00001-of-00003.safetensors"
 
