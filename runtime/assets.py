@@ -57,12 +57,7 @@ def read_config(path: Path) -> TextConfig:
         raise UsageError("no such directory", where=path, expected="a container or a checkpoint directory")
     data = read_assets(path, (CONFIG_NAME,)).get(CONFIG_NAME)
     if data is None:
-        raise FormatError(
-            "neither a container nor a checkpoint",
-            where=path,
-            expected=CONFIG_NAME,
-            hint="a pack that has not ended has none yet: moepack inspect shows how far it is",
-        )
+        raise FormatError("neither a container nor a checkpoint", where=path, expected=CONFIG_NAME)
     return read_text_model(strict_json.parse_object(data, where=CONFIG_NAME), CONFIG_NAME)[1]
 
 
