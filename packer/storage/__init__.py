@@ -1,1 +1,1 @@
-"""Writing to a disk that may fail: system calls, durable files, the lock, and the journal."""
+"""Writing to a disk that may fail: system calls, durable and new files, the lock, and the journal."""

@@ -164,7 +164,8 @@ class ExpertStream:
         Raises:
             UsageError: there is no such expert.
             BaseException: the first error of a read, of ``work`` or of ``meanwhile``; by then all running work has
-                ended, and every slot is as good as before.
+                ended, and every slot is as good as before. After an interruption at the very end the next call sees to
+                that, before anything else.
         """
         keys = [self._key(layer, expert) for expert in chosen]
         if len(set(keys)) != len(keys):
