@@ -6,7 +6,7 @@ product (``formats.encoded``) can fail, and none needs to look.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from formats import codecs, dtypes
 from formats.codecs import group_int, mxfp4, raw, rvq
 from formats.codecs.common import Buffer, Half, Octets
 from formats.errors import FormatError
-from formats.layout import SHARED, Codec, Matrix, RecordHeader, SectionKind, record_name
+from formats.layout import SHARED, Codec, Matrix, RecordHeader, SectionKind, record_name, scale_exponents
 from formats.manifest_types import TensorInfo
 from formats.source import SourceMatrix
 from formats.trunk import tensor_codec
@@ -104,12 +104,13 @@ class RawMatrix:
 
 
 EncodedMatrix = RvqMatrix | Mxfp4Matrix | GroupIntMatrix | RawMatrix
+Matrices = tuple[EncodedMatrix, EncodedMatrix, EncodedMatrix]  # gate, up, down
 
 
 # From the bytes of files.
 
 
-def record_matrices(header: RecordHeader, data: Buffer) -> tuple[EncodedMatrix, EncodedMatrix, EncodedMatrix]:
+def record_matrices(header: RecordHeader, data: Buffer) -> Matrices:
     """Gate, up and down of an expert record, as views of its bytes.
 
     Args:
@@ -143,6 +144,63 @@ def record_matrices(header: RecordHeader, data: Buffer) -> tuple[EncodedMatrix, 
         )
 
     return matrix(Matrix.GATE), matrix(Matrix.UP), matrix(Matrix.DOWN)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """Where an array stands in a record."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where matrices stand in their record: the same in all records with one codec, parameters and shapes.
+
+    For records whose very bytes :func:`record_matrices` has accepted before: looking at them again takes a tenth of a
+    product's time.
+    """
+
+    _matrices: tuple[tuple[type[EncodedMatrix], dict[str, Any]], ...]
+
+    def matrices(self, data: memoryview) -> Matrices:
+        """Gate, up and down of an accepted record, as views of its bytes; nothing is checked."""
+        gate, up, down = (
+            kind(**{name: _at(value, data, exponent) for name, value in values.items()})
+            for (kind, values), exponent in zip(self._matrices, scale_exponents(data), strict=True)
+        )
+        return gate, up, down
+
+
+def placement(matrices: Matrices, data: memoryview) -> Placement | None:
+    """Where ``matrices`` stand in ``data``; None unless all of them are views of it, as on little-endian machines."""
+    whole = np.frombuffer(data, np.uint8)
+
+    def place(name: str, value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return _Array(value.shape, value.dtype, value.ctypes.data - whole.ctypes.data)
+        return _EXPONENT if name == "scale_exponent" else value
+
+    arrays = [value for matrix in matrices for value in vars(matrix).values() if isinstance(value, np.ndarray)]
+    if not all(np.may_share_memory(array, whole) for array in arrays):
+        return None
+    return Placement(
+        tuple(
+            (type(matrix), {field.name: place(field.name, getattr(matrix, field.name)) for field in fields(matrix)})
+            for matrix in matrices
+        )
+    )
+
+
+_EXPONENT = object()  # stands for the one value that is each record's own
+
+
+def _at(value: Any, data: memoryview, exponent: int) -> Any:
+    if isinstance(value, _Array):
+        return np.ndarray(value.shape, value.dtype, data, value.offset)
+    return exponent if value is _EXPONENT else value
 
 
 def trunk_matrix(info: TensorInfo, data: Buffer) -> EncodedMatrix:

@@ -263,6 +263,12 @@ def unpack_record_header(data: bytes, *, where: str, offset: int = 0) -> RecordH
     )
 
 
+def scale_exponents(data: bytes | memoryview) -> tuple[int, int, int]:
+    """Those of gate, up and down, from a record's first 1,024 bytes that :func:`unpack_record_header` has accepted."""
+    first, second, third = (_MATRIX.unpack_from(data, _MATRIX_TABLE + number * _MATRIX.size)[2] for number in range(3))
+    return first, second, third
+
+
 def _unpack_matrix(data: bytes, number: int, where: str, offset: int) -> MatrixEntry:
     at = _MATRIX_TABLE + number * _MATRIX.size
     rows, cols, exponent, rel_error, digest = _MATRIX.unpack_from(data, at)

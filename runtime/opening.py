@@ -41,7 +41,7 @@ class Options:
         look_ahead: ask early for the experts that the next layer will probably choose.
         read_ahead: read the next layer of a streamed trunk early.
         trunk: ``resident``, ``streamed``, or ``auto`` for resident where it fits.
-        check_records: prove what is read from a container against its digests.
+        check_records: prove what is read from a container for the first time against its digests.
         reserved: bytes of the budget that the caller itself takes, for example for a vocabulary.
     """
 

@@ -21,6 +21,8 @@ from formats.files import file_bytes, fill
 from formats.layout import PAGE
 from runtime.stream.memory import Area
 
+Stamp = tuple[int, int, int]  # a file's length, and the times of its contents and of its inode
+
 _NO_CACHE = getattr(fcntl, "F_NOCACHE", None)  # macOS
 _DIRECT = getattr(os, "O_DIRECT", None)  # Linux, FreeBSD
 
@@ -137,6 +139,11 @@ class StreamFile:
             self._direct = True
         except OSError:
             self._reads.refused(self.where)
+
+    def stamp(self) -> Stamp:
+        """What would be different if the file had been written to."""
+        status = os.fstat(self._fd)
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def read(self, offset: int, target: memoryview, *, where: str) -> None:
         """Fill ``target`` with what stands at ``offset``.

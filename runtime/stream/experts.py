@@ -56,10 +56,6 @@ class ExpertLoader(Protocol):
     def part_bytes(self) -> int:
         """What the largest part of an expert takes."""
 
-    @property
-    def check(self) -> bool:
-        """Whether there is anything to prove."""
-
     def parts(self, layer: int, expert: int) -> int:
         """How many reads bring an expert in, at least one. Parts may be read at the same time, in any order."""
 
@@ -69,6 +65,9 @@ class ExpertLoader(Protocol):
         Raises:
             MoepackError: it cannot be read.
         """
+
+    def is_proved(self, layer: int, expert: int) -> bool:
+        """Whether an expert, of which all parts have been read, needs no proof; takes no time."""
 
     def prove(self, layer: int, expert: int, slot: memoryview) -> None:
         """Prove that what was read into a slot is what was once recorded.
@@ -203,7 +202,7 @@ class ExpertStream:
 
     def _entry(self, key: int, layer: int, expert: int) -> Entry:
         """An expert that is not in memory."""
-        return Entry(key, layer, expert, parts=self._loader.parts(layer, expert), proved=not self._loader.check)
+        return Entry(key, layer, expert, parts=self._loader.parts(layer, expert))
 
     def _key(self, layer: int, expert: int) -> int:
         if not 0 <= layer < len(self._counts) or not 0 <= expert < self._counts[layer]:
@@ -392,7 +391,7 @@ class ExpertStream:
                 if call is not None:
                     call.fail(entry.error)
                 return
-            entry.state = State.READY
+            entry.state, entry.proved = State.READY, self._loader.is_proved(entry.layer, entry.expert)
             self._table.settle(entry)
             if call is not None:
                 call.offer(entry)

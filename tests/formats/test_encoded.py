@@ -20,6 +20,7 @@ from formats.encoded import (
     RvqMatrix,
     decode_rows,
     multiply,
+    placement,
     record_matrices,
     source_matrix,
     trunk_matrix,
@@ -220,6 +221,17 @@ def test_codebooks_of_a_record_are_apart() -> None:
     assert isinstance(gate, RvqMatrix)
     assert isinstance(up, RvqMatrix)
     assert gate.codebooks.ctypes.data != up.codebooks.ctypes.data
+
+
+def test_matrices_of_a_copy_have_no_place() -> None:
+    """As on a machine with the other byte order, where wider numbers are no views."""
+    header, data = forged(Codec.RVQ, rvq.Parameters(2, 100))
+    gate, up, down = record_matrices(header, data)
+    assert isinstance(up, RvqMatrix)
+    place = placement((gate, up, down), memoryview(data))
+    assert place is not None
+    assert all(vars(place.matrices(memoryview(data))[1])[name] is not None for name in vars(up))
+    assert placement((gate, replace(up, scales=up.scales.copy()), down), memoryview(data)) is None
 
 
 def test_multiplying_needs_more_than_views() -> None:

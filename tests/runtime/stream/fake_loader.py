@@ -32,7 +32,7 @@ class FakeLoader:
         proof: called with (layer, expert) by each proof.
         gate: waited for before any read ends, if there is one.
         split: parts of each expert.
-        check: whether there is anything to prove.
+        proved: whether (layer, expert) needs no proof once it is read.
         reads: (layer, expert) in the order in which they began.
         begun: (layer, expert, part) in the order in which they began.
         proofs: (layer, expert) in the order in which they ended.
@@ -46,7 +46,7 @@ class FakeLoader:
     proof: Callable[[int, int], None] = lambda layer, expert: None
     gate: threading.Event | None = None
     split: int = 1
-    check: bool = True
+    proved: Callable[[int, int], bool] = lambda layer, expert: False
     begun: list[tuple[int, int, int]] = field(default_factory=list)
     proofs: list[tuple[int, int]] = field(default_factory=list)
     reads: list[tuple[int, int]] = field(default_factory=list)
@@ -85,6 +85,9 @@ class FakeLoader:
         finally:
             with self._lock:
                 self.under_way -= 1
+
+    def is_proved(self, layer: int, expert: int) -> bool:
+        return self.proved(layer, expert)
 
     def prove(self, layer: int, expert: int, slot: memoryview) -> None:
         self.proof(layer, expert)

@@ -295,11 +295,11 @@ def test_an_expert_is_proved_once_while_it_stays() -> None:
     assert sorted(loader.proofs) == [(1, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-def test_nothing_is_proved_where_there_is_nothing_to_prove() -> None:
-    loader = FakeLoader(check=False)
+def test_what_counts_as_proved_once_it_is_read_is_not_proved() -> None:
+    loader = FakeLoader(proved=lambda layer, expert: (layer, expert, 0) in loader.begun and expert != 1)
     with streaming(loader) as stream:
-        compute(stream, 1, [0, 1])
-    assert not loader.proofs
+        compute(stream, 1, [0, 1, 2])
+    assert loader.proofs == [(1, 1)]
 
 
 def test_an_expert_is_proved_while_it_is_worked_on() -> None:

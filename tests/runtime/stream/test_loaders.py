@@ -41,7 +41,8 @@ def read(loader: Loader, layer: int, expert: int, slot: memoryview) -> int:
 def load(loader: Loader, layer: int, expert: int) -> Expert:
     slot = Slots(1, loader.slot_bytes)[0]
     read(loader, layer, expert, slot)
-    loader.prove(layer, expert, slot)
+    if not loader.is_proved(layer, expert):
+        loader.prove(layer, expert, slot)
     return loader.view(layer, expert, slot)
 
 
@@ -158,6 +159,81 @@ def test_another_experts_record(check: bool, tmp_path: Path) -> None:
 
     error = damaged(tmp_path, spoil, check=check)
     assert isinstance(error, IntegrityError) == check
+
+
+@pytest.mark.parametrize("spec", [Spec(), all_codecs()], ids=["usual", "all codecs"])
+def test_what_was_proved_is_not_proved_again(spec: Spec, tmp_path: Path) -> None:
+    with open_container(build_container(tmp_path / "container", spec)) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads)
+        for row in [row for layer in spec.layers for row in container.rows(layer)]:
+            slot = Slots(1, loader.slot_bytes)[0]
+            read(loader, row.layer, row.expert, slot)
+            assert not loader.is_proved(row.layer, row.expert)
+            first = loader.view(row.layer, row.expert, slot)
+            loader.prove(row.layer, row.expert, slot)
+            assert loader.is_proved(row.layer, row.expert)
+            again = loader.view(row.layer, row.expert, slot)
+            for name in ("gate", "up", "down"):
+                expected, found = vars(getattr(first, name)), vars(getattr(again, name))
+                assert expected.keys() == found.keys()
+                for field, value in expected.items():
+                    if isinstance(value, np.ndarray):
+                        assert value.__array_interface__ == found[field].__array_interface__
+                    else:
+                        assert value == found[field]
+            other = Slots(2, loader.slot_bytes)[1]
+            read(loader, row.layer, row.expert, other)
+            check_record(container, loader.view(row.layer, row.expert, other))
+        reads.close()
+
+
+def test_a_bank_that_was_touched_is_proved_again(tmp_path: Path) -> None:
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads)
+        for name in ((1, 2), (2, 2)):
+            load(loader, *name)
+        os.utime(bank(container), (1, 1))
+        slot = Slots(1, loader.slot_bytes)[0]
+        for _ in range(2):
+            for layer in (1, 2):
+                read(loader, layer, 2, slot)
+                assert loader.is_proved(layer, 2) == (layer == 2)
+            check_record(container, load(loader, 1, 2))
+        reads.close()
+
+
+def test_a_record_that_changes_after_its_proof(tmp_path: Path) -> None:
+    path = build_container(tmp_path / "container")
+    os.utime(path / "experts/layer-00001.bank", (1, 1))  # a clock's tick may be longer than this test
+    with open_container(path) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads)
+        load(loader, 1, 2)
+        at = container.row(1, 2).offset + 2000
+        write(bank(container), at, bytes([bank(container).read_bytes()[at] ^ 1]))
+        slot = Slots(1, loader.slot_bytes)[0]
+        read(loader, 1, 2, slot)
+        assert not loader.is_proved(1, 2)
+        with pytest.raises(IntegrityError, match="layer 1 expert 2"):
+            loader.prove(1, 2, slot)
+        reads.close()
+
+
+def test_values_are_looked_at_until_they_are_proved(tmp_path: Path) -> None:
+    """Sound bytes say nothing of other bytes that are read later: only a digest says that they are the same."""
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads, check=False)
+        slot = Slots(1, loader.slot_bytes)[0]
+        read(loader, 1, 2, slot)
+        loader.view(1, 2, slot)
+        slot[:8] = bytes(8)
+        assert loader.is_proved(1, 2)
+        with pytest.raises(FormatError, match="magic"):
+            loader.view(1, 2, slot)
+        reads.close()
 
 
 def test_a_record_of_zeros(tmp_path: Path) -> None:
