@@ -1,52 +1,46 @@
 """How fast a container runs here, and what holds it up: reading alone, computing alone, and both together.
 
-The same tokens are decoded three times over:
+Devices and processors of shared machines wander by a tenth and more within seconds, so what is compared is measured in
+turn, token by token:
 
-1. Together: as ``run`` does it. The model chooses its own tokens, and which experts they need is noted.
-2. Reading alone: what the noted experts make the cache read, once through the cache without any arithmetic, and once as
-   plain parallel reads of the very same records. A streamed trunk is read as well.
-3. Computing alone: the noted tokens with experts that are in memory. Where not all of them fit, those that do stand in
-   for the others: the time is the same, the numbers mean nothing. The trunk is held in memory.
+1. Together: as ``run`` does it. The model chooses its own token, and which experts it needs is noted.
+2. Reading alone: what a cache of that size without look-ahead has to read for this token, as plain parallel reads. A
+   streamed trunk is read as well.
+3. Computing alone: the same token with experts that are in memory. Those that are stand in for the others: the time is
+   the same, the numbers mean nothing. The trunk is held in memory.
+4. Both at once, neither waiting for the other: the same reads while the same is computed. It is what this machine can
+   do at the most where reading and computing are in each other's way.
 
-A few tokens before the measured ones warm the cache up.
+Afterwards a cache is asked for the same experts without any arithmetic, and each token's reads are done plainly in turn
+with it. A few tokens before the measured ones warm each cache up.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.container import Container, open_container
+from formats.container import open_container
 from formats.errors import FormatError, UsageError
-from formats.layout import PAGE, align
 from runtime.assets import is_container
+from runtime.bench_alone import Caching, Layers, PlainReads, PresentExperts, measure_cache
 from runtime.budget import RESIDENT, BudgetPlan
 from runtime.models import kimi
 from runtime.models.observer import Observer
 from runtime.opening import Options, Weights, open_weights
 from runtime.sampling import Sampling, choose
-from runtime.store import Expert
-from runtime.stream.container import ContainerExperts
-from runtime.stream.direct import DirectReads, StreamFile
-from runtime.stream.experts import ExpertStream, readers_for
-from runtime.stream.memory import Area, Slots
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers
 
 WARM_TOKENS = 4
-PIECE_BYTES = 16 << 20  # of a streamed trunk, in plain reads
 
-Layers = dict[int, tuple[int, ...]]  # layer -> its chosen experts, of one token
-Name = tuple[int, int]  # layer and expert
+Step = Callable[[int], NDArray[np.float32]]  # feeds one token; its logits [vocab]
 
 
 @dataclass(frozen=True)
@@ -71,18 +65,17 @@ class Together:
 
 @dataclass(frozen=True)
 class Reading:
-    """Reading alone: through the cache and plainly, the same records; and the trunk where it is streamed."""
+    """Plain reads of what all measured tokens need: of experts, and of the trunk where it is streamed."""
 
-    cached_seconds: float
-    plain_seconds: float
+    expert_seconds: float
     expert_bytes: int
     trunk_seconds: float
     trunk_bytes: int
 
     @property
     def seconds(self) -> float:
-        """Plain reads of everything that is needed."""
-        return self.plain_seconds + self.trunk_seconds
+        """Of everything."""
+        return self.expert_seconds + self.trunk_seconds
 
 
 @dataclass(frozen=True)
@@ -94,8 +87,9 @@ class Bench:
         tokens: measured.
         threads: for arithmetic.
         plan: how the budget was divided.
-        together, reading: see there.
+        together, reading, caching: see there.
         computing_seconds: arithmetic alone; None where the trunk does not fit into memory.
+        apart_seconds: reading and arithmetic at once, neither waiting for the other; None likewise.
         notes: of the reading, for example that direct reads are not possible here.
     """
 
@@ -105,15 +99,25 @@ class Bench:
     plan: BudgetPlan
     together: Together
     reading: Reading
+    caching: Caching
     computing_seconds: float | None
+    apart_seconds: float | None
     notes: tuple[str, ...]
 
     @property
     def ratio(self) -> float | None:
         """Together, in proportion to the larger of reading alone and computing alone."""
-        if self.computing_seconds is None:
+        return self._over_larger(self.together.seconds)
+
+    @property
+    def apart_ratio(self) -> float | None:
+        """The same of both at once."""
+        return self._over_larger(self.apart_seconds)
+
+    def _over_larger(self, seconds: float | None) -> float | None:
+        if seconds is None or self.computing_seconds is None:
             return None
-        return self.together.seconds / max(self.reading.seconds, self.computing_seconds)
+        return seconds / max(self.reading.seconds, self.computing_seconds)
 
 
 def bench(path: Path, options: Options, *, tokens: int, seed: int = 0, tell: Callable[[str], None] = print) -> Bench:
@@ -135,32 +139,30 @@ def bench(path: Path, options: Options, *, tokens: int, seed: int = 0, tell: Cal
     if not is_container(path):
         raise FormatError("not a container", where=path, hint="make one with moepack pack")
     options = replace(options, context=WARM_TOKENS + tokens)
-    tell("decoding")
+    tell("decoding, reading alone and computing alone, token by token")
     with ExitStack() as stack:
         weights = open_weights(path, options, stack)
-        ids, trace, together = _together(weights, options, tokens, seed)
-        plan, threads, notes = weights.plan, weights.workers.threads, weights.notes()
-        container_id = weights.container_id or ""
-    tell("reading alone")
+        plan, threads, container_id = weights.plan, weights.workers.threads, weights.container_id or ""
+        together, reading, computing, apart, trace = _in_turn(path, weights, options, tokens, seed, stack)
+        notes = weights.notes()
+    tell("the cache alone")
     with open_container(path) as container, Workers(threads) as workers:
-        reading = _reading(container, plan, trace, together.trunk_bytes, workers)
-    tell("computing alone")
-    seconds = _computing(path, options, plan, ids, trace)
-    return Bench(container_id, tokens, threads, plan, together, reading, seconds, notes)
+        caching = measure_cache(container, plan, trace, WARM_TOKENS, workers)
+    return Bench(container_id, tokens, threads, plan, together, reading, caching, computing, apart, notes)
 
 
 @dataclass
 class _Routes(Observer):
     """Notes which experts were chosen, token by token."""
 
-    tokens: list[Layers] = field(default_factory=list)
+    tokens: list[dict[int, tuple[int, ...]]] = field(default_factory=list)
 
     def routes(self, layer: int, first: int, chosen: NDArray[np.int64], weights: NDArray[np.float32]) -> None:
         self.tokens[-1][layer] = tuple(int(expert) for expert in chosen[0])
 
 
-def _steps(weights: Weights, options: Options, observer: Observer | None) -> Callable[[int], NDArray[np.float32]]:
-    """A function that feeds one token and returns its logits [vocab]."""
+def _steps(weights: Weights, options: Options, observer: Observer | None) -> Step:
+    """A function that feeds one token of a new conversation and returns its logits [vocab]."""
     look_ahead = weights.store.config.experts_per_token if options.look_ahead else 0
     decoder = kimi.Decoder(weights.store, weights.workers, look_ahead)
     state = kimi.new_state(weights.store.config, options.context)
@@ -173,190 +175,80 @@ def _steps(weights: Weights, options: Options, observer: Observer | None) -> Cal
     return step
 
 
-def _together(weights: Weights, options: Options, tokens: int, seed: int) -> tuple[list[int], list[Layers], Together]:
+@dataclass
+class _Totals:
+    """Seconds of all measured tokens so far, each way, and the bytes of the experts that they need."""
+
+    together: float = 0.0
+    experts: float = 0.0
+    trunk: float = 0.0
+    computing: float = 0.0
+    apart: float = 0.0
+    expert_bytes: int = 0
+
+
+def _in_turn(
+    path: Path, weights: Weights, options: Options, tokens: int, seed: int, stack: ExitStack
+) -> tuple[Together, Reading, float | None, float | None, Sequence[Layers]]:
+    """Measure token by token; together, reading alone, computing alone, both at once, and the routes of all tokens."""
     sampling = Sampling(temperature=1.0, seed=seed)
     generator = sampling.generator()
     routes = _Routes()
     step = _steps(weights, options, routes)
-    ids = [int(generator.integers(weights.store.config.vocab_size))]
-    began, before, trunk = 0.0, StreamStatistics(), weights.trunk.statistics()
+    alone = _alone(path, weights, options, stack)
+    plain = stack.enter_context(closing(PlainReads(stack.enter_context(open_container(path)), weights.plan.slots)))
+    token = int(generator.integers(weights.store.config.vocab_size))
+    totals = _Totals()
+    before, trunk = StreamStatistics(), weights.trunk.statistics()
     for place in range(WARM_TOKENS + tokens):
         if place == WARM_TOKENS:
-            before, trunk = weights.stream.statistics(), weights.trunk.statistics()
-            began = time.perf_counter()
+            totals, before, trunk = _Totals(), weights.stream.statistics(), weights.trunk.statistics()
         routes.tokens.append({})
-        ids.append(choose(step(ids[-1]), sampling, generator))
-    seconds = time.perf_counter() - began
+        read = weights.trunk.statistics().bytes_read
+        began = time.perf_counter()
+        logits = step(token)
+        totals.together += time.perf_counter() - began
+        experts = plain.needed(routes.tokens[-1])
+        others = plain.trunk(weights.trunk.statistics().bytes_read - read)
+        totals.expert_bytes += sum(piece.bytes for piece in experts)
+        totals.experts += plain.read(experts)
+        totals.trunk += plain.read(others)
+        if alone is not None:
+            began = time.perf_counter()
+            alone(token)
+            totals.computing += time.perf_counter() - began
+            began = time.perf_counter()
+            reads = plain.begin([*experts, *others])
+            alone(token)
+            for done in reads:
+                done.result()
+            totals.apart += time.perf_counter() - began
+        token = choose(logits, sampling, generator)
     after = weights.trunk.statistics()
-    found = Together(
-        seconds,
-        weights.stream.statistics() - before,
-        after.bytes_read - trunk.bytes_read,
-        after.stall_seconds - trunk.stall_seconds,
-    )
-    return ids[:-1], routes.tokens, found
+    trunk_bytes = after.bytes_read - trunk.bytes_read
+    stalled = after.stall_seconds - trunk.stall_seconds
+    together = Together(totals.together, weights.stream.statistics() - before, trunk_bytes, stalled)
+    reading = Reading(totals.experts, totals.expert_bytes, totals.trunk, trunk_bytes)
+    if alone is None:
+        return together, reading, None, None, routes.tokens
+    return together, reading, totals.computing, totals.apart, routes.tokens
 
 
-class _NotedReads(ContainerExperts):
-    """Notes which records are read."""
-
-    def __init__(self, container: Container, reads: DirectReads) -> None:
-        super().__init__(container, reads, check=False)
-        self._lock = threading.Lock()
-        self.names: list[Name] = []
-
-    def read(self, layer: int, expert: int, part: int, slot: memoryview) -> int:
-        if part == 0:
-            with self._lock:
-                self.names.append((layer, expert))
-        return super().read(layer, expert, part, slot)
-
-
-def _reading(
-    container: Container, plan: BudgetPlan, trace: Sequence[Layers], trunk_bytes: int, workers: Workers
-) -> Reading:
-    with ExitStack() as stack:
-        reads = DirectReads()
-        stack.callback(reads.close)
-        loader = _NotedReads(container, reads)
-        stream = ExpertStream(loader, slots=plan.slots, workers=workers)
-        stack.callback(stream.close)
-        began = time.perf_counter()
-        for place, layers in enumerate(trace):
-            if place == WARM_TOKENS:
-                loader.names.clear()
-                began = time.perf_counter()
-            for layer, chosen in layers.items():
-                stream.compute(layer, chosen, _nothing)
-        cached = time.perf_counter() - began
-        names = tuple(loader.names)
-
-    with ExitStack() as stack:  # the slots of the cache are given back before buffers are taken
-        reads = DirectReads()
-        stack.callback(reads.close)
-        banks = {
-            info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers
-        }
-        rows = [container.row(*name) for name in names]
-        pieces = [_Piece(banks[row.layer], row.offset, row.bytes) for row in rows]
-        plain = _read_plainly(pieces, readers_for(loader.part_bytes))
-        trunk_file = container.manifest.trunk.file
-        trunk = reads.open(container.open_again(trunk_file), trunk_file)
-        around = _pieces_around(trunk, container.manifest.trunk.bytes, trunk_bytes)
-        return Reading(
-            cached, plain, sum(row.bytes for row in rows), _read_plainly(around, readers_for(PIECE_BYTES)), trunk_bytes
-        )
-
-
-def _nothing(expert: Expert) -> None:
-    """No work: only reading is measured."""
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A range of a file."""
-
-    file: StreamFile
-    offset: int
-    bytes: int
-
-
-def _pieces_around(file: StreamFile, length: int, count: int) -> list[_Piece]:
-    """Pieces of a file of ``length`` bytes that are ``count`` bytes together, whole pages, from its start again and
-    again."""
-    pieces = []
-    offset = 0
-    while count > 0:
-        step = align(min(PIECE_BYTES, count, length - offset), PAGE)
-        pieces.append(_Piece(file, offset, step))
-        count -= step
-        offset = 0 if offset + step >= length else offset + step
-    return pieces
-
-
-def _read_plainly(pieces: Sequence[_Piece], readers: int) -> float:
-    """Read pieces with ``readers`` threads and buffers that are used again and again; returns the seconds."""
-    if not pieces:
-        return 0.0
-    longest = max(piece.bytes for piece in pieces)
-    buffers = [Area(longest) for _ in range(min(readers, len(pieces)))]
-    for buffer in buffers:
-        buffer.view[:] = bytes(buffer.bytes)  # so that no page is taken for the first time while it is measured
-    waiting = iter(pieces)
-    lock = threading.Lock()
-
-    def work(buffer: Area) -> None:
-        while True:
-            with lock:
-                piece = next(waiting, None)
-            if piece is None:
-                return
-            piece.file.read(piece.offset, buffer.view[: piece.bytes], where=piece.file.where)
-
-    with ThreadPoolExecutor(len(buffers)) as pool:
-        began = time.perf_counter()
-        for done in [pool.submit(work, buffer) for buffer in buffers]:
-            done.result()
-        return time.perf_counter() - began
-
-
-class _MemoryExperts:
-    """Experts that are in memory: the first ones that fit, which stand in for all others."""
-
-    def __init__(self, loader: ContainerExperts, names: Sequence[Name], slots: int, workers: Workers) -> None:
-        kept = list(dict.fromkeys(names))[:slots]
-        area = Slots(len(kept), loader.slot_bytes)
-        for place, name in enumerate(kept):
-            for part in range(loader.parts(*name)):
-                loader.read(*name, part, area[place])
-        self._experts = [loader.view(*name, area[place]) for place, name in enumerate(kept)]
-        self._places = {name: place for place, name in enumerate(kept)}
-        self._workers = workers
-
-    def compute(
-        self,
-        layer: int,
-        chosen: Sequence[int],
-        work: Callable[[Expert], None],
-        meanwhile: Callable[[], None] | None = None,
-    ) -> None:
-        """As in :class:`runtime.store.Experts`."""
-        if meanwhile is not None:
-            meanwhile()
-        self._workers.run([partial(work, self._expert(layer, expert)) for expert in chosen])
-
-    def expect(self, layer: int, likely: Sequence[int]) -> None:
-        """Everything is here."""
-
-    def _expert(self, layer: int, expert: int) -> Expert:
-        place = self._places.get((layer, expert), (layer + expert) % len(self._experts))
-        return replace(self._experts[place], layer=layer, expert=expert)
-
-
-def _computing(
-    path: Path, options: Options, plan: BudgetPlan, ids: Sequence[int], trace: Sequence[Layers]
-) -> float | None:
-    """Seconds of the measured tokens' arithmetic; None where the trunk does not fit into memory."""
-    held = replace(options, look_ahead=False, trunk=RESIDENT)
-    if plan.trunk != RESIDENT:
-        held = replace(held, budget=None)
-    with ExitStack() as stack:
+def _alone(path: Path, weights: Weights, options: Options, stack: ExitStack) -> Step | None:
+    """Computes a token with what is in memory; None where a streamed trunk does not fit there."""
+    held = weights
+    if weights.plan.trunk != RESIDENT:
         try:
-            weights = open_weights(path, held, stack)
+            held = open_weights(path, replace(options, trunk=RESIDENT, budget=None), stack)
         except UsageError:
             return None
-        names = [(layer, expert) for layers in trace for layer, chosen in layers.items() for expert in chosen]
-        if names:
-            container = stack.enter_context(open_container(path))
-            reads = DirectReads()
-            stack.callback(reads.close)
-            loader = ContainerExperts(container, reads, check=False)
-            experts = _MemoryExperts(loader, names, plan.slots, weights.workers)
-            weights = replace(weights, store=replace(weights.store, experts=experts))
-        step = _steps(weights, held, None)
-        began = 0.0
-        for place, token in enumerate(ids):
-            if place == WARM_TOKENS:
-                began = time.perf_counter()
-            step(token)
-        return time.perf_counter() - began
+    experts = PresentExperts(weights.stream, weights.workers)
+    held = replace(held, workers=weights.workers, store=replace(held.store, experts=experts))
+    twice = replace(options, look_ahead=False, context=2 * options.context)  # for each token is fed twice
+    step = _steps(held, twice, None)
+
+    def alone(token: int) -> NDArray[np.float32]:
+        experts.renew()
+        return step(token)
+
+    return alone

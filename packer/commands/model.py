@@ -99,7 +99,9 @@ def model_options(function: Callable[..., int]) -> Callable[..., int]:
         ),
         click.option("--no-look-ahead", is_flag=True, help="Do not read experts that are only likely to be chosen."),
         click.option("--no-read-ahead", is_flag=True, help="Do not read the next layer of a streamed trunk early."),
-        click.option("--no-record-check", is_flag=True, help="Do not compare what is read with its digest the first time."),
+        click.option(
+            "--no-record-check", is_flag=True, help="Do not compare what is read with its digest the first time."
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from runtime.bench import Bench
 
 def bench_document(found: Bench) -> dict[str, Any]:
     """What ``bench --json`` prints. Rates over nothing are None; all seconds are of all measured tokens together."""
-    together, reading, stream = found.together, found.reading, found.together.stream
+    together, reading, caching, stream = found.together, found.reading, found.caching, found.together.stream
     return {
         "container_id": found.container_id,
         "tokens": found.tokens,
@@ -22,19 +22,20 @@ def bench_document(found: Bench) -> dict[str, Any]:
         "bytes_read_per_token": together.bytes_read / found.tokens,
         "cache_hit_rate": stream.hit_rate if stream.asked else None,
         "look_ahead": {"reads": stream.ahead_reads, "used": stream.ahead_used},
-        "read_bandwidth": _rate(reading.expert_bytes, reading.cached_seconds),
+        "read_bandwidth": _rate(caching.bytes, caching.seconds),
+        "read_bandwidth_plain": _rate(caching.bytes, caching.plain_seconds),
         "compute_seconds": found.computing_seconds,
         "stall_seconds": together.stall_seconds,
         "reading_alone": {
             "seconds": reading.seconds,
             "expert_bytes": reading.expert_bytes,
-            "plain_seconds": reading.plain_seconds,
-            "plain_bandwidth": _rate(reading.expert_bytes, reading.plain_seconds),
-            "cached_seconds": reading.cached_seconds,
+            "expert_seconds": reading.expert_seconds,
             "trunk_bytes": reading.trunk_bytes,
             "trunk_seconds": reading.trunk_seconds,
         },
+        "apart_seconds": found.apart_seconds,
         "ratio_to_larger": found.ratio,
+        "apart_ratio_to_larger": found.apart_ratio,
         "budget": {
             "bytes": found.plan.total,
             "trunk": found.plan.trunk,
@@ -46,15 +47,18 @@ def bench_document(found: Bench) -> dict[str, Any]:
 
 def show_bench(output: Output, found: Bench) -> None:
     """The measurement for people."""
-    together, reading, plan = found.together, found.reading, found.plan
+    together, reading, caching, plan = found.together, found.reading, found.caching, found.plan
+    needed = reading.expert_bytes + reading.trunk_bytes
     output.line(f"container  {found.container_id}")
     output.line(f"memory     {human_bytes(plan.total)}: trunk {plan.trunk}, room for {counted(plan.slots, 'expert')}")
     output.line(f"tokens     {found.tokens}, {counted(found.threads, 'thread')}")
     rows = [
-        _row("reading alone, plainly", found.tokens, reading.seconds, reading.expert_bytes + reading.trunk_bytes),
-        _row("experts through the cache", found.tokens, reading.cached_seconds, reading.expert_bytes),
+        _row("reading alone", found.tokens, reading.seconds, needed),
         _row("computing alone", found.tokens, found.computing_seconds, 0),
         _row("together", found.tokens, together.seconds, together.bytes_read),
+        _row("at once, but apart", found.tokens, found.apart_seconds, needed),
+        _row("experts through the cache", found.tokens, caching.seconds, caching.bytes),
+        _row("the same, plainly", found.tokens, caching.plain_seconds, caching.bytes),
     ]
     output.table("", ("", ">ms a token", ">tokens a second", ">bytes a token", ">bandwidth"), rows)
     stream = together.stream
@@ -64,6 +68,10 @@ def show_bench(output: Output, found: Bench) -> None:
     output.line(f"waiting    {1000 * together.stall_seconds / found.tokens:.2f} ms a token")
     if found.ratio is not None:
         output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")
+    if found.apart_ratio is not None:
+        output.line(
+            f"           {found.apart_ratio:.2f} where neither waits for the other: what this machine can do at once"
+        )
 
 
 def _row(name: str, tokens: int, seconds: float | None, count: int) -> tuple[str, ...]:

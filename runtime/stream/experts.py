@@ -151,6 +151,12 @@ class ExpertStream:
         with self._lock:
             return StreamStatistics(**vars(self._counters))
 
+    def present(self) -> list[Expert]:
+        """The experts that have been worked on and still are in memory; good until the next request or expectation."""
+        with self._lock:
+            entries = list(self._table.entries.values())
+            return [entry.value for entry in entries if entry.value and entry.proved and entry.state is State.READY]
+
     def compute(
         self,
         layer: int,

@@ -74,34 +74,41 @@ class Recorder:
         self._experts.expect(layer, likely)
 
 
-def replay(
-    requests: Sequence[Request], layer_experts: Sequence[int], slots: int, policy: Policy, *, ahead: int = 0
-) -> Outcome:
-    """Play a trace.
+class Cache:
+    """The tables of a cache without its bytes, played one request at a time.
 
-    Args:
-        requests: in their order.
-        layer_experts: how many each layer has.
-        slots: of the cache.
-        policy: fresh; it is used up.
-        ahead: how many of the expected experts are read early, at the most.
+    Attributes:
+        asked, hits, ahead_reads, ahead_used, misses: so far.
     """
-    first = [sum(layer_experts[:layer]) for layer in range(len(layer_experts))]
-    table = Table(slots, policy)
-    asked = hits = ahead_reads = ahead_used = misses = 0
-    expected: list[Entry] = []
-    for request in requests:
-        keys = [first[request.layer] + expert for expert in request.chosen]
-        policy.use(np.array(keys, np.int64))
+
+    def __init__(self, layer_experts: Sequence[int], slots: int, policy: Policy, *, ahead: int = 0) -> None:
+        """
+        Args:
+            layer_experts: how many each layer has.
+            slots: of the cache.
+            policy: fresh; it is used up.
+            ahead: how many of the expected experts are read early, at the most.
+        """
+        self._first = [sum(layer_experts[:layer]) for layer in range(len(layer_experts))]
+        self._table, self._policy, self._ahead = Table(slots, policy), policy, min(ahead, slots)
+        self._expected: list[Entry] = []
+        self.asked = self.hits = self.ahead_reads = self.ahead_used = self.misses = 0
+
+    def play(self, request: Request) -> list[int]:
+        """Serve a request; the experts of its layer that had to be read for it."""
+        first, table = self._first[request.layer], self._table
+        keys = [first + expert for expert in request.chosen]
+        self._policy.use(np.array(keys, np.int64))
         here = [table.entries[key] for key in keys if key in table.entries]
-        asked, hits = asked + len(keys), hits + len(here)
-        ahead_used += sum(entry.ahead for entry in here)
+        self.asked += len(keys)
+        self.hits += len(here)
+        self.ahead_used += sum(entry.ahead for entry in here)
         for entry in here:
             entry.pins, entry.ahead = 1, False
-        _settle(table, [*expected, *here], expected=False)
-        expected = []
-        for key in [key for key in keys if key not in table.entries]:
-            entry = Entry(key, request.layer, key - first[request.layer], pins=1)
+        _settle(table, [*self._expected, *here], expected=False)
+        missing = [key - first for key in keys if key not in table.entries]
+        for expert in missing:
+            entry = Entry(first + expert, request.layer, expert, pins=1)
             if not _place(table, entry):
                 for done in here:  # a layer that asks for more than fits: what was worked on makes room
                     done.pins = 0
@@ -109,22 +116,38 @@ def replay(
                 here = []
                 _place(table, entry)
             here.append(entry)
-            misses += 1
+        self.misses += len(missing)
         for entry in here:
             entry.pins = 0
         _settle(table, here)
-        layer, likely = request.expected or (0, ())
-        for expert in likely[: min(ahead, slots)]:
-            found = table.entries.get(first[layer] + expert)
+        self._expected = self._look_ahead(*request.expected) if request.expected else []
+        return missing
+
+    def _look_ahead(self, layer: int, likely: Sequence[int]) -> list[Entry]:
+        """Read what is likely early, as far as there is room; what is there now."""
+        expected = []
+        for expert in likely[: self._ahead]:
+            key = self._first[layer] + expert
+            found = self._table.entries.get(key)
             if found is None:
-                found = Entry(first[layer] + expert, layer, expert, expected=True, ahead=True)
-                if not _place(table, found):
+                found = Entry(key, layer, expert, expected=True, ahead=True)
+                if not _place(self._table, found):
                     break
-                ahead_reads += 1
+                self.ahead_reads += 1
             found.expected = True
             expected.append(found)
-        _settle(table, expected)
-    return Outcome(asked, hits, ahead_reads, ahead_used, misses + ahead_reads)
+        _settle(self._table, expected)
+        return expected
+
+
+def replay(
+    requests: Sequence[Request], layer_experts: Sequence[int], slots: int, policy: Policy, *, ahead: int = 0
+) -> Outcome:
+    """Play a trace; arguments as in :class:`Cache`."""
+    cache = Cache(layer_experts, slots, policy, ahead=ahead)
+    for request in requests:
+        cache.play(request)
+    return Outcome(cache.asked, cache.hits, cache.ahead_reads, cache.ahead_used, cache.misses + cache.ahead_reads)
 
 
 def _place(table: Table, entry: Entry) -> bool:

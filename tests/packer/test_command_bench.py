@@ -47,9 +47,9 @@ def test_bench_document(trunk: str, speaking: Speaking, capsys: pytest.CaptureFi
     assert found["compute_seconds"] > 0
     assert found["budget"]["trunk"] == trunk
     assert (found["reading_alone"]["trunk_bytes"] > 0) == (trunk == "streamed")
-    assert found["ratio_to_larger"] == pytest.approx(
-        found["seconds"] / max(found["reading_alone"]["seconds"], found["compute_seconds"])
-    )
+    larger = max(found["reading_alone"]["seconds"], found["compute_seconds"])
+    assert found["ratio_to_larger"] == pytest.approx(found["seconds"] / larger)
+    assert found["apart_ratio_to_larger"] == pytest.approx(found["apart_seconds"] / larger)
 
 
 def test_every_choice_is_asked_for_and_every_miss_is_read(speaking: Speaking) -> None:
@@ -63,7 +63,8 @@ def test_every_choice_is_asked_for_and_every_miss_is_read(speaking: Speaking) ->
     assert found.plan.slots == PER_TOKEN
     assert stream.asked == MOE_LAYERS * PER_TOKEN * TOKENS
     assert stream.bytes_read == record * (stream.asked - stream.hits)
-    assert found.reading.expert_bytes == stream.bytes_read  # the cache is asked the same again
+    assert found.caching.bytes == stream.bytes_read  # a cache is asked the same again
+    assert found.reading.expert_bytes == stream.bytes_read  # and a cache without bytes
     assert found.reading.trunk_bytes == 0
 
 
@@ -77,9 +78,12 @@ def floor_bytes(container: Path) -> int:
 def test_bench_table(speaking: Speaking, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", str(speaking.container), "-n", "2"]) == 0
     captured = capsys.readouterr()
-    assert captured.err.splitlines()[:3] == ["decoding", "reading alone", "computing alone"]
+    assert captured.err.splitlines() == [
+        "decoding, reading alone and computing alone, token by token",
+        "the cache alone",
+    ]
     names = [line[:25].rstrip() for line in captured.out.splitlines()]
-    for name in ("reading alone, plainly", "experts through the cache", "computing alone", "together"):
+    for name in ("reading alone", "experts through the cache", "computing alone", "together", "at once, but apart"):
         assert name in names
 
 
