@@ -54,7 +54,7 @@ class Trunk(Protocol):
         and again, and the next one may be read ahead."""
 
     def router(self, layer: int) -> Tensors | None:
-        """Router and post_attention_layernorm of a layer for a look ahead, or None if they are not in memory now."""
+        """The tensors of a layer with a router for a look ahead, or None if they are not in memory now."""
 
     def output(self) -> Tensors:
         """Final norm and, with attention residuals, the output mix; small, always in memory."""

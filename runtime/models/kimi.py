@@ -124,7 +124,7 @@ class Decoder:
         hidden = carry.total
         if self.store.config.residual_blocks is not None:
             hidden = mix(tensors, "mlp_res", [*carry.blocks, carry.total], self._epsilon)
-        total = carry.total + self._mlp_or_moe(layer, tensors, hidden, first, observer)
+        total = carry.total + self._mlp_or_moe(layer, tensors, hidden, carry, first, observer)
         if observer is not None:
             observer.layer_output(layer, first, total)
         return Carry(total, carry.blocks)
@@ -147,7 +147,7 @@ class Decoder:
         return mla.attend(self.store.config, tensors, x, memory, position, self.workers)
 
     def _mlp_or_moe(
-        self, layer: int, tensors: Tensors, hidden: Single, first: int, observer: Observer | None
+        self, layer: int, tensors: Tensors, hidden: Single, carry: Carry, first: int, observer: Observer | None
     ) -> Single:
         config = self.store.config
         x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
@@ -156,16 +156,29 @@ class Decoder:
         routes = route(config, layer, tensors, scores(config, tensors, x, self.workers))
         watch = None if observer is None else Watch(observer, layer, first)
         block = MoeBlock(config, layer, self.store.experts, self.workers)
-        return block.apply(tensors, x, routes, partial(self._look_ahead, layer + 1, hidden), watch)
+        return block.apply(tensors, x, routes, partial(self._look_ahead, layer + 1, carry), watch)
 
-    def _look_ahead(self, layer: int, hidden: Single) -> None:
-        """Ask for the experts that the next layer will probably choose, judging by this layer's input."""
+    def _look_ahead(self, layer: int, carry: Carry, shared: Single | None) -> None:
+        """Ask for the experts that the next layer will probably choose, judging by what is known by now.
+
+        Its router reads what it would read if neither this layer's routed experts nor the attention in between changed
+        anything. With attention residuals that is the layer's own mix of states: this layer's input alone, mixed in its
+        own way, names 61 to 66 % of the bundled model's experts, and this 84 to 85 % (``benchmarks/look_ahead.py``).
+
+        Args:
+            layer: the next one.
+            carry: between attention and experts of this layer.
+            shared: what this layer's shared experts give; None if it has none.
+        """
         config = self.store.config
         if not self.look_ahead or layer >= config.hidden_layers or not self.store.layer_experts[layer]:
             return
         tensors = self.store.trunk.router(layer)
         if tensors is None:
             return
+        hidden = carry.total if shared is None else carry.total + shared
+        if config.residual_blocks is not None:  # also where a block ends: then the sum so far is a state by itself
+            hidden = mix(tensors, "mlp_res", [*carry.blocks, hidden], self._epsilon)
         x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
         scored = scores(config, tensors, x, self.workers)
         self.store.experts.expect(layer, _likely(route(config, layer, tensors, scored), scored, self.look_ahead))

@@ -94,7 +94,7 @@ class MoeBlock:
         tensors: Tensors,
         x: Single,
         routes: Routes,
-        look_ahead: Callable[[], None],
+        look_ahead: Callable[[Single | None], None],
         watch: Watch | None = None,
     ) -> Single:
         """Routed and shared experts of normed inputs.
@@ -103,7 +103,8 @@ class MoeBlock:
             tensors: of the layer.
             x: float32 [n, hidden].
             routes: of these tokens.
-            look_ahead: called once all of the layer's reads are asked for.
+            look_ahead: called with what the shared experts give, if there are any, once all of the layer's reads are
+                asked for.
             watch: is told what happens.
 
         Returns:
@@ -128,9 +129,9 @@ class MoeBlock:
         shared: list[Single] = []
 
         def meanwhile() -> None:
-            look_ahead()
             if config.shared_experts:
                 shared.append(apply_mlp(tensors, f"{BLOCK}.shared_experts", x, act, self.workers))
+            look_ahead(shared[0] if shared else None)
 
         self.experts.compute(self.layer, [int(e) for e in np.unique(routes.chosen)], work, meanwhile)
         total = parts[:, 0]
