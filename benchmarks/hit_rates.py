@@ -7,8 +7,10 @@ expects, is recorded, and played to every policy with several numbers of slots.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from runtime.models import kimi
@@ -33,6 +35,16 @@ def record(model: Path, text: str, tokens: int) -> tuple[list[Request], tuple[in
         return recorder.requests, weights.store.layer_experts, ids
 
 
+def precision(requests: Sequence[Request], count: int) -> float:
+    """How many of the first ``count`` experts that were expected of a layer were then chosen."""
+    found = []
+    for request, following in pairwise(requests):
+        if request.expected is not None and request.expected[0] == following.layer:
+            guesses = request.expected[1][:count]
+            found.append(len(set(guesses) & set(following.chosen)) / len(guesses))
+    return sum(found) / len(found)
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -47,7 +59,11 @@ def main() -> None:
     sizes = sorted(
         {max(len(r.chosen) for r in requests), a_token // 2, a_token, total // 4, total // 2, 3 * total // 4}
     )
-    print(f"{len(ids)} tokens, {a_token} of {total} experts a token\n")
+    print(f"{len(ids)} tokens, {a_token} of {total} experts a token")
+    deepest = max(len(request.expected[1]) for request in requests if request.expected)
+    depths = [2**power for power in range(deepest.bit_length())]
+    shares = ", ".join(f"{precision(requests, depth):.1%} of the first {depth}" for depth in depths)
+    print(f"of what is expected of the next layer it chooses {shares}\n")
     print("| policy | " + " | ".join(f"{size} slots" for size in sizes) + " |")
     print("|---" * (len(sizes) + 1) + "|")
     shown = set()

@@ -163,7 +163,7 @@ class Decoder:
 
         Its router reads what it would read if neither this layer's routed experts nor the attention in between changed
         anything. With attention residuals that is the layer's own mix of states: this layer's input alone, mixed in its
-        own way, names 61 to 66 % of the bundled model's experts, and this 84 to 85 % (``benchmarks/look_ahead.py``).
+        own way, names 61 to 66 % of the bundled model's experts, and this 84 to 85 % (``benchmarks/hit_rates.py``).
 
         Args:
             layer: the next one.
