@@ -146,6 +146,9 @@ def record_matrices(header: RecordHeader, data: Buffer) -> Matrices:
     return matrix(Matrix.GATE), matrix(Matrix.UP), matrix(Matrix.DOWN)
 
 
+_EXPONENT = object()  # stands for the one value that is each record's own
+
+
 @dataclass(frozen=True)
 class _Array:
     """Where an array stands in a record."""
@@ -192,9 +195,6 @@ def placement(matrices: Matrices, data: memoryview) -> Placement | None:
             for matrix in matrices
         )
     )
-
-
-_EXPONENT = object()  # stands for the one value that is each record's own
 
 
 def _at(value: Any, data: memoryview, exponent: int) -> Any:

@@ -95,6 +95,7 @@ class ContainerExperts:
         row = self._row(layer, expert)
         found = blake3(slot[: row.bytes]).digest()
         if found != row.digest:
+            self._touched.add(layer)  # whatever was found of its bytes need not hold for the next ones
             raise IntegrityError(
                 f"record of {record_name(layer, expert)} was changed",
                 where=self._files[layer].where,

@@ -221,6 +221,24 @@ def test_a_record_that_changes_after_its_proof(tmp_path: Path) -> None:
         reads.close()
 
 
+def test_a_bank_that_failed_a_proof_is_proved_from_then_on(tmp_path: Path) -> None:
+    """A device that returns other bytes, of a file that was not written to."""
+    with open_container(build_container(tmp_path / "container")) as container:
+        reads = DirectReads()
+        loader = ContainerExperts(container, reads)
+        load(loader, 1, 1)
+        slot = Slots(1, loader.slot_bytes)[0]
+        read(loader, 1, 2, slot)
+        loader.view(1, 2, slot)
+        slot[2000] ^= 1
+        with pytest.raises(IntegrityError, match="layer 1 expert 2"):
+            loader.prove(1, 2, slot)
+        for expert in (1, 2):
+            check_record(container, load(loader, 1, expert))
+            assert not loader.is_proved(1, expert)
+        reads.close()
+
+
 def test_values_are_looked_at_until_they_are_proved(tmp_path: Path) -> None:
     """Sound bytes say nothing of other bytes that are read later: only a digest says that they are the same."""
     with open_container(build_container(tmp_path / "container")) as container:
