@@ -14,8 +14,8 @@ from formats.container import Container
 from runtime.budget import BudgetPlan
 from runtime.store import Expert
 from runtime.stream.container import ContainerExperts
-from runtime.stream.direct import DirectReads
-from runtime.stream.experts import ExpertStream, readers_for
+from runtime.stream.direct import DirectReads, readers_for
+from runtime.stream.experts import ExpertStream
 from runtime.stream.plain import Piece, PlainReader, pieces_around
 from runtime.stream.policy import Frequency
 from runtime.stream.replay import Cache, Request

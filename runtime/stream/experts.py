@@ -21,6 +21,7 @@ from formats.errors import EnvironmentProblem, UsageError
 from formats.layout import record_name
 from runtime.store import Expert
 from runtime.stream.call import Call, Job
+from runtime.stream.direct import readers_for
 from runtime.stream.memory import Slots
 from runtime.stream.pending import Part, Pending
 from runtime.stream.policy import Frequency, Policy
@@ -28,17 +29,9 @@ from runtime.stream.slots import Entry, State, Table
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers, wait_out
 
-# Reads under way at a time. A few long ones keep a device as busy as many do (1 to 8 reads of 4 MiB: 1.6 GB/s on the
-# machine of the README), and more of them would only let every expert of a layer come late; of short ones it takes more
-# (80 KiB: 0.9 GB/s with 3, 1.1 with 6).
-UNDER_WAY_BYTES = 12 << 20
-LEAST_READERS, MOST_READERS = 3, 8
-EARLY_READS = 2  # of them, for what is only expected: a read that has begun cannot give way to one that is needed
-
-
-def readers_for(part_bytes: int) -> int:
-    """How many reads of that length should be under way at a time."""
-    return min(max(-(-UNDER_WAY_BYTES // part_bytes), LEAST_READERS), MOST_READERS)
+EARLY_READS = (
+    2  # of those under way, for what is only expected: a read that has begun cannot give way to one that is needed
+)
 
 
 class ExpertLoader(Protocol):

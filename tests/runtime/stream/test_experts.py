@@ -13,7 +13,8 @@ import pytest
 from formats.encoded import RawMatrix
 from formats.errors import FormatError, UsageError
 from runtime.store import Expert
-from runtime.stream.experts import ExpertStream, readers_for
+from runtime.stream.direct import readers_for
+from runtime.stream.experts import ExpertStream
 from runtime.stream.policy import Recency
 from runtime.threads import Workers
 from tests.runtime.stream.fake_loader import SLOT, FakeLoader, values_of
