@@ -29,9 +29,8 @@ from runtime.stream.slots import Entry, State, Table
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers, wait_out
 
-EARLY_READS = (
-    2  # of those under way, for what is only expected: a read that has begun cannot give way to one that is needed
-)
+# Of those under way, for what is only expected: a read that has begun cannot give way to one that is needed.
+EARLY_READS = 2
 
 
 class ExpertLoader(Protocol):
