@@ -29,7 +29,7 @@ from tests.support.faults import Call, wrapped
 from tests.support.packs import pack_source
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE = 60  # seconds
+PATIENCE = 60  # seconds; a child that waits for ever ends by SIGALRM, which no test takes for an ordered end
 PATH_FIRST = ("open", "mkdir", "unlink", "rename")
 
 
@@ -141,7 +141,7 @@ def child(source: Path, order: dict[str, Any], pipe: int) -> int:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + order["memory"]
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
-        signal.alarm(PATIENCE)  # a thread that has no memory for its first or last steps leaves others waiting for ever
+        signal.alarm(PATIENCE)
     try:
         pack_source(source, Path(order["out"]), jobs=order["jobs"], system=Executioner(order).system)
     except MoepackError as error:
