@@ -121,10 +121,7 @@ class Decoder:
         self, layer: int, tensors: Tensors, carry: Carry, first: int, observer: Observer | None = None
     ) -> Carry:
         """The other half of a layer: a dense MLP or a mixture of experts. Tokens are independent here."""
-        hidden = carry.total
-        if self.store.config.residual_blocks is not None:
-            hidden = mix(tensors, "mlp_res", [*carry.blocks, carry.total], self._epsilon)
-        total = carry.total + self._mlp_or_moe(layer, tensors, hidden, carry, first, observer)
+        total = carry.total + self._mlp_or_moe(layer, tensors, carry, first, observer)
         if observer is not None:
             observer.layer_output(layer, first, total)
         return Carry(total, carry.blocks)
@@ -146,11 +143,16 @@ class Decoder:
             return kda.attend(self.store.config, tensors, x, memory, self.workers)
         return mla.attend(self.store.config, tensors, x, memory, position, self.workers)
 
-    def _mlp_or_moe(
-        self, layer: int, tensors: Tensors, hidden: Single, carry: Carry, first: int, observer: Observer | None
-    ) -> Single:
+    def _mlp_input(self, tensors: Tensors, carry: Carry) -> Single:
+        """What the feed-forward half of a layer reads, normed; with attention residuals a mix of states."""
+        hidden = carry.total
+        if self.store.config.residual_blocks is not None:
+            hidden = mix(tensors, "mlp_res", [*carry.blocks, carry.total], self._epsilon)
+        return rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
+
+    def _mlp_or_moe(self, layer: int, tensors: Tensors, carry: Carry, first: int, observer: Observer | None) -> Single:
         config = self.store.config
-        x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
+        x = self._mlp_input(tensors, carry)
         if not self.store.layer_experts[layer]:
             return apply_mlp(tensors, "mlp", x, activation(config.arithmetic), self.workers)
         routes = route(config, layer, tensors, scores(config, tensors, x, self.workers))
@@ -176,10 +178,8 @@ class Decoder:
         tensors = self.store.trunk.router(layer)
         if tensors is None:
             return
-        hidden = carry.total if shared is None else carry.total + shared
-        if config.residual_blocks is not None:  # also where a block ends: then the sum so far is a state by itself
-            hidden = mix(tensors, "mlp_res", [*carry.blocks, hidden], self._epsilon)
-        x = rms_norm(hidden, tensors.vectors["post_attention_layernorm.weight"], self._epsilon)
+        total = carry.total if shared is None else carry.total + shared
+        x = self._mlp_input(tensors, Carry(total, carry.blocks))  # where a block ends, too: its sum becomes a state
         scored = scores(config, tensors, x, self.workers)
         self.store.experts.expect(layer, _likely(route(config, layer, tensors, scored), scored, self.look_ahead))
 
