@@ -12,23 +12,21 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import synthetic
-from formats import layout
 from formats.container import Container, open_container
 from runtime.store import Expert
 from runtime.stream.container import ContainerExperts
 from runtime.stream.direct import DirectReads
 from runtime.stream.experts import ExpertStream
-from runtime.stream.memory import Slots
+from runtime.stream.plain import Piece, PlainReader
 from runtime.threads import Workers
 
 Token = list[tuple[int, list[int]]]  # layer and the experts that it asks for
@@ -62,30 +60,9 @@ def read_plainly(container: Container, tokens: Sequence[Token], readers: int) ->
     """Seconds for ``readers`` threads to read all records, each into a buffer of its own."""
     reads = DirectReads()
     files = {info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers}
-    jobs = iter([container.row(layer, expert) for token in tokens for layer, chosen in token for expert in chosen])
-    slots = Slots(readers, max(container.largest_record(layer) for layer in files))
-    for number in range(readers):
-        slots[number][:: layout.PAGE] = bytes(slots.slot_bytes // layout.PAGE)
-    lock = threading.Lock()
-
-    def read_on(number: int) -> None:
-        while True:
-            with lock:
-                row = next(jobs, None)
-            if row is None:
-                return
-            file = files[row.layer]
-            file.read(row.offset, slots[number][: row.bytes], where=file.where)
-
-    threads = [threading.Thread(target=read_on, args=(number,)) for number in range(readers)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - began
-    reads.close()
-    return seconds
+    rows = [container.row(layer, expert) for token in tokens for layer, chosen in token for expert in chosen]
+    with closing(reads), closing(PlainReader(readers, max(row.bytes for row in rows))) as reader:
+        return reader.read([Piece(files[row.layer], row.offset, row.bytes) for row in rows])
 
 
 @contextmanager
