@@ -73,8 +73,7 @@ class PlainReads:
         trunk = container.manifest.trunk
         self._trunk = self._reads.open(container.open_again(trunk.file), trunk.file)
         loader = ContainerExperts(container, self._reads)
-        counts = loader.layer_experts
-        self._cache = Cache(counts, slots, Frequency(sum(counts), sum(count > 0 for count in counts)))
+        self._cache = Cache(loader.layer_experts, slots, Frequency(loader.layer_experts))
         self._reader = PlainReader(readers_for(loader.part_bytes), max(loader.slot_bytes, TRUNK_PIECE_BYTES))
 
     def close(self) -> None:

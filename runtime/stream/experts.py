@@ -103,7 +103,7 @@ class ExpertStream:
         self._loader, self._workers = loader, workers
         self._counts = counts
         self._first = [sum(counts[:layer]) for layer in range(len(counts))]
-        self._policy = policy or Frequency(sum(counts), sum(count > 0 for count in counts))
+        self._policy = policy or Frequency(counts)
         self._slots = Slots(slots, loader.slot_bytes) if slots else None
         self._table = Table(slots, self._policy)
         self._pending = Pending(self._table, EARLY_READS)

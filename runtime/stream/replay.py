@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -169,43 +170,43 @@ def _settle(table: Table, entries: Sequence[Entry], *, expected: bool | None = N
 
 @dataclass(frozen=True)
 class Contender:
-    """A policy, by name, as it is made for a model, and how far it looks ahead."""
+    """A policy, by name, as it is made for the experts of each layer, and how far it looks ahead."""
 
     name: str
-    make: Callable[[int, int], Policy]
+    make: Callable[[Sequence[int]], Policy]
     ahead: int = 0
 
 
 def contenders(ahead: int, half_lives: Sequence[float]) -> tuple[Contender, ...]:
-    """Recency and frequency, each with and without look-ahead.
+    """Recency and frequency, each with and without look-ahead; and frequency that does not mind whose turn it is.
 
     Args:
         ahead: experts that are read early.
         half_lives: of uses, in passes over all layers.
     """
-    found = []
-    for name, count in (("", 0), (f", {ahead} ahead", ahead)):
-        found.append(Contender(f"least recently used{name}", lambda experts, layers: Recency(experts), count))
-        for half_life in half_lives:
-            label = "for ever" if math.isinf(half_life) else f"half life {half_life:g}"
-
-            def make(experts: int, layers: int, half_life: float = half_life) -> Policy:
-                return Frequency(experts, layers, half_life)
-
-            found.append(Contender(f"least used, {label}{name}", make, count))
-    return tuple(found)
+    policies: dict[str, Callable[[Sequence[int]], Policy]] = {
+        "least recently used": lambda layer_experts: Recency(sum(layer_experts)),
+        "least used, whosever turn it is": lambda layer_experts: Frequency(layer_experts, waiting=0.0),
+    }
+    for half_life in half_lives:
+        label = "for ever" if math.isinf(half_life) else f"half life {half_life:g}"
+        policies[f"least used, {label}"] = partial(Frequency, half_life=half_life)
+    return tuple(
+        Contender(f"{name}{suffix}", make, count)
+        for suffix, count in (("", 0), (f", {ahead} ahead", ahead))
+        for name, make in policies.items()
+    )
 
 
 def compare(
     requests: Sequence[Request], layer_experts: Sequence[int], slots: Sequence[int], among: Sequence[Contender]
 ) -> list[tuple[Contender, list[Outcome]]]:
     """For each contender the outcome with each number of slots."""
-    experts, layers = sum(layer_experts), sum(count > 0 for count in layer_experts)
     return [
         (
             contender,
             [
-                replay(requests, layer_experts, count, contender.make(experts, layers), ahead=contender.ahead)
+                replay(requests, layer_experts, count, contender.make(layer_experts), ahead=contender.ahead)
                 for count in slots
             ],
         )

@@ -28,7 +28,7 @@ def test_a_loop_longer_than_the_cache_is_the_worst_case_of_recency() -> None:
 def test_frequency_keeps_what_is_used_often() -> None:
     """0 is used twice, then between any two others: it stays, and the others share the second slot."""
     trace = requests([0], [0], [1], [2], [0], [3], [1], [0], [2], [3], [0])
-    assert replay(trace, (4,), 2, Frequency(4, 1, math.inf)).hits == 4
+    assert replay(trace, (4,), 2, Frequency((4,), math.inf)).hits == 4
     # By recency 0 has left whenever two others came between: hits at the second 0 alone.
     assert replay(trace, (4,), 2, Recency(4)).hits == 1
 
@@ -60,14 +60,14 @@ def test_what_is_expected_does_not_push_out_what_is_expected() -> None:
 def test_what_was_expected_and_not_used_leaves_by_its_history() -> None:
     """Expert 1 of layer 1 was read in vain and never used, so it makes room before expert 0, which was."""
     trace = [Request(0, (0,), (1, (1,))), Request(1, (2,)), Request(1, (3,)), Request(0, (0,)), Request(1, (2,))]
-    for policy in (Recency(5), Frequency(5, 2)):
+    for policy in (Recency(5), Frequency((1, 4))):
         assert replay(trace, (1, 4), 3, policy, ahead=1).hits == 2
 
 
 def test_the_table_of_contenders() -> None:
     trace = requests(*([expert] for expert in (0, 1, 2) * 3))
     rows = compare(trace, (3,), [2, 3], contenders(2, [math.inf, 8]))
-    names = ["least recently used", "least used, for ever", "least used, half life 8"]
+    names = ["least recently used", "least used, whosever turn it is", "least used, for ever", "least used, half life 8"]
     assert [contender.name for contender, _ in rows] == names + [f"{name}, 2 ahead" for name in names]
     assert [outcome.hits for outcome in rows[0][1]] == [0, 6]
     assert rows[0][1][1].hit_rate == 6 / 9
@@ -80,13 +80,13 @@ def test_a_replay_is_what_the_stream_does(slots: int) -> None:
     loader = FakeLoader(layer_experts=(6, 6))
     trace = [(0, (0, 1)), (1, (2, 4)), (0, (1, 5)), (1, (2, 3)), (0, (1, 0)), (1, (4, 2)), (0, (1, 2)), (1, (2, 5))]
     with Workers(1) as workers:
-        stream = ExpertStream(loader, slots=slots, workers=workers, readers=1, policy=Frequency(12, 2, 4.0))
+        stream = ExpertStream(loader, slots=slots, workers=workers, readers=1, policy=Frequency((6, 6), 4.0))
         recorder = Recorder(stream)
         for layer, chosen in trace:
             recorder.compute(layer, chosen, lambda expert: None, lambda: None)
         stream.close()
     assert [(request.layer, request.chosen) for request in recorder.requests] == trace
-    outcome = replay(recorder.requests, (6, 6), slots, Frequency(12, 2, 4.0))
+    outcome = replay(recorder.requests, (6, 6), slots, Frequency((6, 6), 4.0))
     done = stream.statistics()
     assert (outcome.asked, outcome.hits, outcome.reads) == (done.asked, done.hits, done.reads)
 
