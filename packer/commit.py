@@ -26,7 +26,7 @@ COPY_BYTES = 8 << 20
 def check_files(job: Job) -> None:
     """Keep what stands on the disk as the journal says; forget the rest, so that it is made again."""
     known = list(job.outcome.files.items())
-    found = job.executor.map(lambda item: _digest(job, item[0]), known)
+    found = job.pool.in_order(lambda item: _digest(job, item[0]), known)
     for (name, (length, digest)), present in zip(known, found, strict=True):
         path = inside(job.out, name)
         job.tell(f"checking {name}")

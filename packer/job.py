@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from formats.checkpoint import Checkpoint
 from formats.families import Model
 from packer.outcome import Outcome
 from packer.planning.plan import Plan, Unit
+from packer.pool import Pool
 from packer.progress import Progress
 from packer.staging import Supply
 from packer.storage.journal import Entry, Journal
@@ -53,8 +53,7 @@ class Job:
     report: Report
     stop: threading.Event
     abandon: threading.Event
-    executor: Executor
-    jobs: int
+    pool: Pool
     system: System
     expected: Mapping[str, str]
     needs: Mapping[str, tuple[str, ...]]

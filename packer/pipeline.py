@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from packer.job import Job, Releasable, Report
 from packer.limits import OverLimit, over_limits
 from packer.outcome import read_outcome
 from packer.planning.plan import Plan, Unit
+from packer.pool import Pool
 from packer.preflight import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -87,7 +88,6 @@ def pack(
     progress: Report | None = None,
     restart: bool = False,
     stop: threading.Event | None = None,
-    executor: Executor | None = None,
     expected: Mapping[str, str] = MappingProxyType({}),
     supply: Supply | None = None,
     release: Releasable | None = None,
@@ -103,7 +103,6 @@ def pack(
         progress: called with numbers as the work goes on, from this thread.
         restart: forget an unfinished pack of this output and begin anew; a finished container is never touched.
         stop: set it to stop: running units are abandoned, what is journalled stays.
-        executor: runs the units instead of a pool of ``jobs`` threads.
         expected: SHA-256 in hex of shards, as their repository says it (``packer.fetch.provenance``).
         supply: brings shards that are not here; it must serve the checkpoint's folder.
         release: deletes shards once everything made from them is durable; without it nothing of the source ever is.
@@ -151,8 +150,7 @@ def pack(
             progress or _silent,
             stop,
             threading.Event(),
-            executor or stack.enter_context(ThreadPoolExecutor(jobs, thread_name_prefix="pack")),
-            jobs,
+            stack.enter_context(Pool(jobs, "pack")),
             system,
             expected,
             needs,
@@ -189,8 +187,8 @@ def _hash_all(
             return ShardSeen(name, length, expected[name], (0, 0, 0, 0))
         return hash_shard(checkpoint.directory, name, stop=stop, expected=expected.get(name))
 
-    with ThreadPoolExecutor(jobs, thread_name_prefix="hash") as pool:
-        for seen in pool.map(lambda shard: digest(shard.name, shard.bytes), manifest.source.shards):
+    with Pool(jobs, "hash") as pool:
+        for seen in pool.in_order(lambda shard: digest(shard.name, shard.bytes), manifest.source.shards):
             done.append(seen)
             report(Progress(sum(item.bytes for item in done), total, f"comparing {seen.name}"))
     return done
@@ -280,16 +278,15 @@ def _publish_complete(job: Job, names: Iterable[str]) -> None:
 
 
 def _run_tasks(job: Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
-    """Run labelled tasks, ``jobs`` at a time and in order, and journal what each brings."""
+    """Run labelled tasks, as many at a time as there are threads and in order, and journal what each brings."""
     tasks = tasks[::-1]
     running: dict[Future[Entry], str] = {}
     try:
         while tasks or running:
-            while tasks and len(running) < job.jobs:
+            while tasks and len(running) < job.pool.threads:
                 label, task = tasks.pop()
-                running[job.executor.submit(task)] = label
-            ready, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in ready:
+                running[job.pool.submit(task)] = label
+            for future in job.pool.some_done(running):
                 label = running.pop(future)
                 job.note(future.result())
                 job.tell(label)
@@ -297,7 +294,7 @@ def _run_tasks(job: Job, tasks: list[tuple[str, Callable[[], Entry]]]) -> None:
                 raise Interrupted("stopped before the container was complete", where=job.out)
     finally:
         job.abandon.set()  # after an error the other units need not finish what will not be used
-        wait(running)
+        job.pool.settle(running)
         job.abandon.clear()
 
 

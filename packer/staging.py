@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from formats.errors import EnvironmentProblem, Interrupted, UsageError
+from formats.starting import start
 from packer.fetch.listing import RemoteFile
 from packer.fetch.local import compare
 from packer.fetch.partial import partial_bytes
@@ -114,8 +115,8 @@ class Supply:
         self._queue.extend(name for name in self._first if name not in self._here)
         for number in range(CONNECTIONS):
             thread = threading.Thread(target=self._run, name=f"staging-{number}", daemon=True)
+            start(thread)
             self._threads.append(thread)
-            thread.start()
 
     def require(self, number: int, step: Step, *, stop: threading.Event, tell: Callable[[str], None]) -> None:
         """Wait until all shards of step ``number`` are here.

@@ -20,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.encoded import EncodedMatrix, multiply
+from formats.errors import EnvironmentProblem
+from formats.starting import start
 
 Single = NDArray[np.float32]
 Result = TypeVar("Result")
@@ -67,8 +69,8 @@ class Workers:
             while len(self._helpers) < self.threads - 1:
                 helper = threading.Thread(target=self._help, name="moepack-worker", daemon=True)
                 try:
-                    helper.start()
-                except RuntimeError:  # no more threads here: those that there are do the work, or the caller alone
+                    start(helper)
+                except EnvironmentProblem:  # no more threads: those that there are do the work, or the caller alone
                     if not self._helpers:
                         return False
                     break

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from formats.errors import EnvironmentProblem, Interrupted
+from formats.starting import start
 from packer.fetch.retry import Limits, Trouble
 
 CHUNK_BYTES = 256 << 10  # received at a time, and lost at most when the process is killed
@@ -222,7 +223,7 @@ class _Watch:
         self._bytes = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fetch-watch", daemon=True)
-        self._thread.start()
+        start(self._thread)
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[int], None]]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 from formats.errors import EnvironmentProblem, Interrupted, UsageError
+from formats.starting import start
 from packer.fetch.listing import Listing, RemoteFile, check_repository_name, checked_listing, is_commit
 from packer.fetch.retry import Limits, Patience, Trouble, retry_after
 from packer.version import VERSION
@@ -185,7 +186,7 @@ def _in_time(action: Callable[[], Any], stop: threading.Event) -> Any:
         finally:
             done.set()
 
-    threading.Thread(target=run, name="fetch-listing", daemon=True).start()
+    start(threading.Thread(target=run, name="fetch-listing", daemon=True))
     waited = 0.0
     while not done.wait(0.1):
         waited += 0.1

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from formats.assets import INDEX_NAME
@@ -28,6 +29,7 @@ from packer.fetch.receipt import (
     write_receipt,
 )
 from packer.fetch.transfer import Conditions, fetch_file
+from packer.pool import Pool
 from packer.progress import Progress
 from packer.storage import durable
 from packer.storage.lock import exclusive
@@ -305,14 +307,14 @@ def fetch_all(
     running: dict[Future[Fetched], str] = {}
     failure: MoepackError | None = None
     listing, directory = folder.receipt.listing, folder.directory
-    with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="fetch") as pool:
+    with Pool(jobs, "fetch") as pool:
         try:
             while (waiting and failure is None) or running:
-                while waiting and failure is None and len(running) < jobs:
+                while waiting and failure is None and len(running) < pool.threads:
                     name = waiting.pop().path
-                    running[pool.submit(fetch_file, access, listing, name, directory, conditions=inside)] = name
-                ready, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in ready:
+                    task = partial(fetch_file, access, listing, name, directory, conditions=inside)
+                    running[pool.submit(task)] = name
+                for future in pool.some_done(running):
                     name = running.pop(future)
                     try:
                         fetched = future.result()

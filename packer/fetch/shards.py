@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from packer.fetch.receipt import untouched
 from packer.fetch.repository import Folder, Meter, Report, fetch_all, fetch_index, open_folder, prepare, select_here
 from packer.fetch.retry import Patience, Trouble
 from packer.fetch.transfer import Conditions, fetch_file
+from packer.pool import Pool
 from packer.storage import durable
 from packer.storage.lock import exclusive
 from packer.storage.system import translated
@@ -184,13 +184,12 @@ def fetch_headers(
             kept = None
         if kept is None or kept[0].bytes != file.bytes:
             missing.append(file)
-    with ThreadPoolExecutor(max(1, jobs), thread_name_prefix="headers") as pool:
-        futures = [pool.submit(_fetch_header, access, listing, file, folder, conditions) for file in missing]
-        try:
-            return sum(future.result() for future in futures)
-        finally:
-            for future in futures:
-                future.cancel()
+
+    def fetch(file: RemoteFile) -> int:
+        return _fetch_header(access, listing, file, folder, conditions)
+
+    with Pool(jobs, "headers") as pool:
+        return sum(pool.in_order(fetch, missing))
 
 
 def _fetch_header(access: Access, listing: Listing, file: RemoteFile, folder: Path, conditions: Conditions) -> int:

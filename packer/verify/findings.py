@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from formats.errors import Interrupted, MoepackError
+from packer.pool import Pool
 from packer.progress import Progress
 
 CHUNK_BYTES = 8 << 20  # of a file or section held at a time
@@ -68,18 +67,9 @@ class Work:
 
     def in_order(self, function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int) -> list[_Result]:
         """The results of ``function`` in the order of ``items``, computed by ``jobs`` threads, few items at a time."""
-        results: list[_Result] = []
-        waiting: deque[Future[_Result]] = deque()
-        with ThreadPoolExecutor(max_workers=jobs) as pool:
+        with Pool(jobs, "verify") as pool:
             try:
-                for item in items:
-                    waiting.append(pool.submit(function, item))
-                    if len(waiting) >= 4 * jobs:
-                        results.append(waiting.popleft().result())
-                results += [future.result() for future in waiting]
+                return list(pool.in_order(function, items))
             except BaseException:
                 self.stop()
-                for future in waiting:
-                    future.cancel()
                 raise
-        return results

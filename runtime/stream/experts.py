@@ -19,6 +19,7 @@ import numpy as np
 
 from formats.errors import EnvironmentProblem, UsageError
 from formats.layout import record_name
+from formats.starting import start
 from runtime.store import Expert
 from runtime.stream.call import Call, Job
 from runtime.stream.direct import readers_for
@@ -121,10 +122,10 @@ class ExpertStream:
         started: list[threading.Thread] = []
         for reader in self._readers:
             try:
-                reader.start()
-            except RuntimeError:
+                start(reader)
+            except EnvironmentProblem:
                 if not started:
-                    raise EnvironmentProblem("no thread can be started for reading") from None
+                    raise
                 break
             started.append(reader)
         self._readers = started

@@ -7,9 +7,9 @@ In replays of the bundled model's routes (``benchmarks/hit_rates.py``) with half
 frequency hits 14 to 16 % and recency none; with a fourth of all experts 41 to 48 against 30 to 34 %. Half lives of 8
 to 32 passes do about equally well, plain counts worse by 2 to 8 points.
 
-Layers take turns, so an expert of one that has just had its turn is of no use for a whole pass, while its slot may serve
-several layers: of two that are used equally often, the one whose turn is further away leaves. That saves 2 to 4 % of
-the reads where a fourth to a half of all experts fit.
+Layers take turns, so an expert of one that has just had its turn is of no use for a whole pass, while its slot may
+serve other layers: of two that are used equally often, the one whose turn is further away leaves. That saves 2 to 4 %
+of the reads where a fourth to a half of all experts fit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 Keys = NDArray[np.int64]  # numbers of experts, counted over all layers
 
 HALF_LIFE = 16.0  # passes over all layers after which a use counts half
-WAITING = 0.5  # the part of its worth that an expert loses whose layer's turn is a whole pass away; 0.3 to 0.8 do as well
+# The part of its worth that an expert loses whose layer's turn is a whole pass away; 0.3 to 0.8 do about as well.
+WAITING = 0.5
 
 
 class Policy(Protocol):

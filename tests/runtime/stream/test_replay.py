@@ -67,7 +67,8 @@ def test_what_was_expected_and_not_used_leaves_by_its_history() -> None:
 def test_the_table_of_contenders() -> None:
     trace = requests(*([expert] for expert in (0, 1, 2) * 3))
     rows = compare(trace, (3,), [2, 3], contenders(2, [math.inf, 8]))
-    names = ["least recently used", "least used, whosever turn it is", "least used, for ever", "least used, half life 8"]
+    names = ["least recently used"]
+    names += [f"least used, {kind}" for kind in ("whosever turn it is", "for ever", "half life 8")]
     assert [contender.name for contender, _ in rows] == names + [f"{name}, 2 ahead" for name in names]
     assert [outcome.hits for outcome in rows[0][1]] == [0, 6]
     assert rows[0][1][1].hit_rate == 6 / 9
