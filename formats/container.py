@@ -26,6 +26,7 @@ from formats.layout import Matrix, RecordHeader, Section, SectionKind
 from formats.manifest import FILE_NAME, MAX_BYTES, LayerInfo, Manifest, TensorInfo, decode
 from formats.trunk import check_tensor_bytes, tensor_codec
 
+CONTINUE_HINT = "an interrupted pack continues when the same pack command is given again"
 STREAM_BYTES = 16 << 20  # how much of a long tensor or file is held at a time
 
 
@@ -311,7 +312,7 @@ def read_manifest(directory_fd: int, path: Path) -> bytes:
         raise FormatError(
             "not a finished container: it has no manifest",
             where=path,
-            hint="an interrupted pack continues when the same pack command is given again",
+            hint=CONTINUE_HINT,
         ) from None
     try:
         length = file_bytes(fd)

@@ -12,7 +12,7 @@ from blake3 import blake3
 from formats import strict_json
 from formats.assets import MAX_ASSET_BYTES
 from formats.checkpoint import CONFIG_NAME
-from formats.container import Container, open_container
+from formats.container import CONTINUE_HINT, Container, open_container
 from formats.errors import EnvironmentProblem, FormatError, IntegrityError, UsageError
 from formats.families import TextConfig, read_text_model
 from formats.files import read_exactly
@@ -57,7 +57,12 @@ def read_config(path: Path) -> TextConfig:
         raise UsageError("no such directory", where=path, expected="a container or a checkpoint directory")
     data = read_assets(path, (CONFIG_NAME,)).get(CONFIG_NAME)
     if data is None:
-        raise FormatError("neither a container nor a checkpoint", where=path, expected=CONFIG_NAME)
+        raise FormatError(
+            "neither a container nor a checkpoint",
+            where=path,
+            expected=f"{FILE_NAME} or {CONFIG_NAME}",
+            hint=CONTINUE_HINT,
+        )
     return read_text_model(strict_json.parse_object(data, where=CONFIG_NAME), CONFIG_NAME)[1]
 
 

@@ -8,6 +8,8 @@ from formats.spelling import counted
 from packer.output import Output, human_bytes, human_number
 from runtime.bench import Bench
 
+SHORT_TOKEN = 0.01  # seconds; of shorter ones a good part is calls of functions and of the system
+
 
 def bench_document(found: Bench) -> dict[str, Any]:
     """What ``bench --json`` prints. Rates over nothing are None; all seconds are of all measured tokens together."""
@@ -64,10 +66,12 @@ def show_bench(output: Output, found: Bench) -> None:
     stream = together.stream
     share = human_number(100 * stream.hit_rate) if stream.asked else "-"
     output.line(f"cache      {share} % of {stream.asked} experts found in memory or on the way")
-    output.line(f"           {stream.ahead_reads} read ahead now, {stream.ahead_used} that had been were used")
+    output.line(f"           {stream.ahead_reads} read before they were asked for, {stream.ahead_used} of such used")
     output.line(f"waiting    {1000 * together.stall_seconds / found.tokens:.2f} ms a token")
     if found.ratio is not None:
         output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")
+        if together.seconds < SHORT_TOKEN * found.tokens:
+            output.line("           which says little where a token takes so short a time")
     if found.apart_ratio is not None:
         output.line(
             f"           {found.apart_ratio:.2f} where neither waits for the other: what this machine can do at once"
