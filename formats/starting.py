@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from formats.errors import EnvironmentProblem
 
@@ -17,11 +19,23 @@ FIRST_STEPS = 4 << 20  # bytes beside its stack; the interpreter's first objects
 USUAL_STACK = 8 << 20  # bytes, where the system names no limit
 
 
-def require_room() -> None:
-    """See whether a thread can be started.
+def start(thread: threading.Thread) -> None:
+    """Start a thread.
 
     Raises:
-        EnvironmentProblem: its stack and its first steps do not fit into the memory that this process may still take.
+        EnvironmentProblem: as of :func:`starting`.
+    """
+    with starting():
+        thread.start()
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around whatever starts a thread.
+
+    Raises:
+        EnvironmentProblem: its stack and its first steps do not fit into the memory that this process may still take,
+            or the system allows no more threads.
     """
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     need = (USUAL_STACK if stack == resource.RLIM_INFINITY else stack) + FIRST_STEPS
@@ -34,17 +48,8 @@ def require_room() -> None:
             expected=f"{need >> 20} MiB",
             hint="allow the process more memory, or fewer jobs or threads",
         ) from None
-
-
-def start(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        EnvironmentProblem: there is no memory for it, or the system allows no more threads.
-    """
-    require_room()
     try:
-        thread.start()
+        yield
     except RuntimeError:
         raise EnvironmentProblem(
             "no more threads can be started", hint="raise the limit of processes, or allow fewer jobs or threads"

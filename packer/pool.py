@@ -10,11 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from formats.errors import EnvironmentProblem
-from formats.starting import require_room
+from formats.starting import starting
 
 POLL_SECONDS = 0.5
 BACKLOG = 4  # tasks a thread that are handed out before their results are taken
@@ -46,18 +47,14 @@ class Pool:
         Raises:
             EnvironmentProblem: a thread is needed and cannot be started.
         """
-        if len(self._alive()) < self.threads:
-            require_room()
         by: list[threading.Thread] = []
 
         def run() -> _Result:
             by.append(threading.current_thread())
             return task(*arguments)
 
-        try:
+        with starting() if len(self._alive()) < self.threads else nullcontext():
             future = self._executor.submit(run)
-        except RuntimeError as error:
-            raise EnvironmentProblem("no more threads can be started", hint="raise the limit of processes") from error
         self._owing[future] = by
         return future
 
