@@ -26,10 +26,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.container import CONTINUE_HINT, open_container
+from formats.container import open_container
 from formats.errors import FormatError, UsageError
-from formats.manifest import FILE_NAME
-from runtime.assets import is_container
+from runtime.assets import is_container, unfinished_hint
 from runtime.bench_alone import Caching, Layers, PlainReads, PresentExperts, measure_cache
 from runtime.budget import RESIDENT, BudgetPlan
 from runtime.models import kimi
@@ -138,7 +137,7 @@ def bench(path: Path, options: Options, *, tokens: int, seed: int = 0, tell: Cal
     if tokens < 1:
         raise UsageError("nothing to measure", where="-n", expected="1 or more", found=tokens)
     if not is_container(path):
-        raise FormatError("not a container", where=path, expected=FILE_NAME, hint=CONTINUE_HINT)
+        raise FormatError("not a container", where=path, hint=unfinished_hint(path) or "make one with moepack pack")
     options = replace(options, context=WARM_TOKENS + tokens)
     tell("decoding, reading alone and computing alone, token by token")
     with ExitStack() as stack:
