@@ -12,13 +12,16 @@ turn, token by token:
    do at the most where reading and computing are in each other's way.
 
 Afterwards a cache is asked for the same experts without any arithmetic, and each token's reads are done plainly in turn
-with it. A few tokens before the measured ones warm each cache up.
+with it.
+
+Tokens before the measured ones fill the caches. What is read for the first time is proved as well, which is work that
+computing alone has none of; with enough of such tokens little of it is left, and how much is told.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,54 +31,47 @@ from numpy.typing import NDArray
 
 from formats.container import open_container
 from formats.errors import FormatError, UsageError
+from formats.spelling import counted
 from runtime.assets import is_container, unfinished_hint
-from runtime.bench_alone import Caching, Layers, PlainReads, PresentExperts, measure_cache
+from runtime.bench_alone import Caching, PlainReads, PresentExperts, measure_cache
 from runtime.budget import RESIDENT, BudgetPlan
 from runtime.models import kimi
 from runtime.models.observer import Observer
 from runtime.opening import Options, Weights, open_weights
 from runtime.sampling import Sampling, choose
-from runtime.stream.statistics import StreamStatistics
+from runtime.stream.plain import Piece
+from runtime.stream.statistics import StreamStatistics, TrunkStatistics
 from runtime.threads import Workers
 
-WARM_TOKENS = 4
+UNCOUNTED_TOKENS = 2  # the last ones before those that count are measured as they are, so that nothing is done first
 
 Step = Callable[[int], NDArray[np.float32]]  # feeds one token; its logits [vocab]
 
 
 @dataclass(frozen=True)
-class Together:
-    """Decoding as it is: seconds of all measured tokens, and what was read meanwhile."""
+class Token:
+    """A measured token: seconds each way, and the bytes that it needs.
 
-    seconds: float
-    stream: StreamStatistics
-    trunk_bytes: int
-    trunk_stall_seconds: float
+    Attributes:
+        together: decoding as it is.
+        experts, trunk: plain reads of the experts it needs, and of the trunk where it is streamed.
+        computing: arithmetic alone; None where the trunk does not fit into memory.
+        apart: reading and arithmetic at once, neither waiting for the other; None likewise.
+        expert_bytes, trunk_bytes: what the plain reads bring.
+    """
 
-    @property
-    def bytes_read(self) -> int:
-        """Of experts and trunk."""
-        return self.stream.bytes_read + self.trunk_bytes
-
-    @property
-    def stall_seconds(self) -> float:
-        """In which arithmetic waited for bytes."""
-        return self.stream.stall_seconds + self.trunk_stall_seconds
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Plain reads of what all measured tokens need: of experts, and of the trunk where it is streamed."""
-
-    expert_seconds: float
+    together: float
+    experts: float
+    trunk: float
+    computing: float | None
+    apart: float | None
     expert_bytes: int
-    trunk_seconds: float
     trunk_bytes: int
 
     @property
-    def seconds(self) -> float:
-        """Of everything."""
-        return self.expert_seconds + self.trunk_seconds
+    def reading(self) -> float:
+        """Plain reads of everything."""
+        return self.experts + self.trunk
 
 
 @dataclass(frozen=True)
@@ -84,71 +80,125 @@ class Bench:
 
     Attributes:
         container_id: of the container.
+        warm: tokens before the measured ones.
         tokens: measured.
         threads: for arithmetic.
         plan: how the budget was divided.
-        together, reading, caching: see there.
-        computing_seconds: arithmetic alone; None where the trunk does not fit into memory.
-        apart_seconds: reading and arithmetic at once, neither waiting for the other; None likewise.
+        stream, trunk: what was done for the measured tokens as they were decoded.
+        caching: see there.
         notes: of the reading, for example that direct reads are not possible here.
     """
 
     container_id: str
-    tokens: int
+    warm: int
+    tokens: tuple[Token, ...]
     threads: int
     plan: BudgetPlan
-    together: Together
-    reading: Reading
+    stream: StreamStatistics
+    trunk: TrunkStatistics
     caching: Caching
-    computing_seconds: float | None
-    apart_seconds: float | None
     notes: tuple[str, ...]
 
     @property
-    def ratio(self) -> float | None:
-        """Together, in proportion to the larger of reading alone and computing alone."""
-        return self._over_larger(self.together.seconds)
+    def seconds(self) -> float:
+        """Of decoding as it is."""
+        return sum(token.together for token in self.tokens)
 
     @property
-    def apart_ratio(self) -> float | None:
-        """The same of both at once."""
-        return self._over_larger(self.apart_seconds)
+    def reading_seconds(self) -> float:
+        """Of reading alone."""
+        return sum(token.reading for token in self.tokens)
 
-    def _over_larger(self, seconds: float | None) -> float | None:
-        if seconds is None or self.computing_seconds is None:
-            return None
-        return seconds / max(self.reading.seconds, self.computing_seconds)
+    @property
+    def computing_seconds(self) -> float | None:
+        """Of computing alone, if it was measured."""
+        return _sum(token.computing for token in self.tokens)
+
+    @property
+    def apart_seconds(self) -> float | None:
+        """Of both at once, neither waiting for the other, if that was measured."""
+        return _sum(token.apart for token in self.tokens)
+
+    @property
+    def bytes_needed(self) -> int:
+        """What reading alone reads."""
+        return sum(token.expert_bytes + token.trunk_bytes for token in self.tokens)
+
+    @property
+    def bytes_read(self) -> int:
+        """What decoding read."""
+        return self.stream.bytes_read + self.trunk.bytes_read
+
+    @property
+    def stall_seconds(self) -> float:
+        """In which arithmetic waited for bytes."""
+        return self.stream.stall_seconds + self.trunk.stall_seconds
+
+    @property
+    def larger_seconds(self) -> float | None:
+        """Of all tokens, the larger of reading alone and computing alone."""
+        computing = self.computing_seconds
+        return None if computing is None else max(self.reading_seconds, computing)
+
+    @property
+    def larger_by_token_seconds(self) -> float | None:
+        """The sum of each token's larger one: what no order of the work can beat, for a token waits for the last."""
+        return _sum(None if token.computing is None else max(token.reading, token.computing) for token in self.tokens)
 
 
-def bench(path: Path, options: Options, *, tokens: int, seed: int = 0, tell: Callable[[str], None] = print) -> Bench:
+def bench(
+    path: Path,
+    options: Options,
+    *,
+    tokens: int,
+    warm: int,
+    seed: int = 0,
+    tell: Callable[[str], None] = print,
+) -> Bench:
     """Measure a container.
 
     Args:
         path: the container.
         options: how it is run; the context is chosen here.
         tokens: how many are measured, at least one.
+        warm: how many are decoded before them, to fill the cache.
         seed: of the tokens that the model draws.
-        tell: told what is being measured.
+        tell: told what is being done.
 
     Raises:
         UsageError: not a container, no tokens, or a budget that is too small.
         FormatError: the container is damaged or partial.
     """
-    if tokens < 1:
+    if tokens < 1 or warm < 0:
         raise UsageError("nothing to measure", where="-n", expected="1 or more", found=tokens)
     if not is_container(path):
         raise FormatError("not a container", where=path, hint=unfinished_hint(path) or "make one with moepack pack")
-    options = replace(options, context=WARM_TOKENS + tokens)
-    tell("decoding, reading alone and computing alone, token by token")
+    options = replace(options, context=warm + tokens)
     with ExitStack() as stack:
-        weights = open_weights(path, options, stack)
-        plan, threads, container_id = weights.plan, weights.workers.threads, weights.container_id or ""
-        together, reading, computing, apart, trace = _in_turn(path, weights, options, tokens, seed, stack)
+        run = _Run(path, options, seed, stack)
+        if warm > UNCOUNTED_TOKENS:
+            tell(f"decoding {counted(warm - UNCOUNTED_TOKENS, 'token')} that are not measured")
+        for _ in range(warm - UNCOUNTED_TOKENS):
+            run.decode()
+        tell("decoding, reading alone and computing alone, token by token")
+        for _ in range(min(warm, UNCOUNTED_TOKENS)):
+            run.measure()
+        before, trunk = run.weights.stream.statistics(), run.weights.trunk.statistics()
+        measured = tuple(run.measure() for _ in range(tokens))
+        weights = run.weights
+        done, read = weights.stream.statistics() - before, weights.trunk.statistics() - trunk
         notes = weights.notes()
     tell("the cache alone")
+    plan, threads = weights.plan, weights.workers.threads
     with open_container(path) as container, Workers(threads) as workers:
-        caching = measure_cache(container, plan, trace, WARM_TOKENS, workers)
-    return Bench(container_id, tokens, threads, plan, together, reading, caching, computing, apart, notes)
+        caching = measure_cache(container, plan, run.routes.tokens, warm, workers)
+    return Bench(weights.container_id or "", warm, measured, threads, plan, done, read, caching, notes)
+
+
+def _sum(seconds: Iterable[float | None]) -> float | None:
+    """None if one of them is."""
+    known = list(seconds)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 @dataclass
@@ -175,63 +225,50 @@ def _steps(weights: Weights, options: Options, observer: Observer | None) -> Ste
     return step
 
 
-@dataclass
-class _Totals:
-    """Seconds of all measured tokens so far, each way, and the bytes of the experts that they need."""
+class _Run:
+    """A conversation that the model has with itself, and the other ways of doing each of its tokens."""
 
-    together: float = 0.0
-    experts: float = 0.0
-    trunk: float = 0.0
-    computing: float = 0.0
-    apart: float = 0.0
-    expert_bytes: int = 0
+    def __init__(self, path: Path, options: Options, seed: int, stack: ExitStack) -> None:
+        """``stack`` closes what is opened."""
+        self.weights = open_weights(path, options, stack)
+        self.routes = _Routes()
+        self._step = _steps(self.weights, options, self.routes)
+        self._alone = _alone(path, self.weights, options, stack)
+        container, slots = stack.enter_context(open_container(path)), self.weights.plan.slots
+        self._plain = stack.enter_context(closing(PlainReads(container, slots)))
+        self._sampling = Sampling(temperature=1.0, seed=seed)
+        self._generator = self._sampling.generator()
+        self._token = int(self._generator.integers(self.weights.store.config.vocab_size))
 
-
-def _in_turn(
-    path: Path, weights: Weights, options: Options, tokens: int, seed: int, stack: ExitStack
-) -> tuple[Together, Reading, float | None, float | None, Sequence[Layers]]:
-    """Measure token by token; together, reading alone, computing alone, both at once, and the routes of all tokens."""
-    sampling = Sampling(temperature=1.0, seed=seed)
-    generator = sampling.generator()
-    routes = _Routes()
-    step = _steps(weights, options, routes)
-    alone = _alone(path, weights, options, stack)
-    plain = stack.enter_context(closing(PlainReads(stack.enter_context(open_container(path)), weights.plan.slots)))
-    token = int(generator.integers(weights.store.config.vocab_size))
-    totals = _Totals()
-    before, trunk = StreamStatistics(), weights.trunk.statistics()
-    for place in range(WARM_TOKENS + tokens):
-        if place == WARM_TOKENS:
-            totals, before, trunk = _Totals(), weights.stream.statistics(), weights.trunk.statistics()
-        routes.tokens.append({})
-        read = weights.trunk.statistics().bytes_read
+    def decode(self) -> tuple[int, float, list[Piece]]:
+        """Decode the next token; it, the seconds, and the records that a cache without look-ahead reads for it."""
+        token = self._token
+        self.routes.tokens.append({})
         began = time.perf_counter()
-        logits = step(token)
-        totals.together += time.perf_counter() - began
-        experts = plain.needed(routes.tokens[-1])
-        others = plain.trunk(weights.trunk.statistics().bytes_read - read)
-        totals.expert_bytes += sum(piece.bytes for piece in experts)
-        totals.experts += plain.read(experts)
-        totals.trunk += plain.read(others)
-        if alone is not None:
+        logits = self._step(token)
+        seconds = time.perf_counter() - began
+        self._token = choose(logits, self._sampling, self._generator)
+        return token, seconds, self._plain.needed(self.routes.tokens[-1])
+
+    def measure(self) -> Token:
+        """Decode the next token, and do it in the other ways."""
+        before = self.weights.trunk.statistics().bytes_read
+        token, together, experts = self.decode()
+        others = self._plain.trunk(self.weights.trunk.statistics().bytes_read - before)
+        reads = (self._plain.read(experts), self._plain.read(others))
+        computing = apart = None
+        if self._alone is not None:
             began = time.perf_counter()
-            alone(token)
-            totals.computing += time.perf_counter() - began
+            self._alone(token)
+            computing = time.perf_counter() - began
             began = time.perf_counter()
-            reads = plain.begin([*experts, *others])
-            alone(token)
-            for done in reads:
-                done.result()
-            totals.apart += time.perf_counter() - began
-        token = choose(logits, sampling, generator)
-    after = weights.trunk.statistics()
-    trunk_bytes = after.bytes_read - trunk.bytes_read
-    stalled = after.stall_seconds - trunk.stall_seconds
-    together = Together(totals.together, weights.stream.statistics() - before, trunk_bytes, stalled)
-    reading = Reading(totals.experts, totals.expert_bytes, totals.trunk, trunk_bytes)
-    if alone is None:
-        return together, reading, None, None, routes.tokens
-    return together, reading, totals.computing, totals.apart, routes.tokens
+            under_way = self._plain.begin([*experts, *others])
+            self._alone(token)
+            for read in under_way:
+                read.result()
+            apart = time.perf_counter() - began
+        sizes = [sum(piece.bytes for piece in pieces) for pieces in (experts, others)]
+        return Token(together, *reads, computing, apart, *sizes)
 
 
 def _alone(path: Path, weights: Weights, options: Options, stack: ExitStack) -> Step | None:

@@ -13,31 +13,35 @@ SHORT_TOKEN = 0.01  # seconds; of shorter ones a good part is calls of functions
 
 def bench_document(found: Bench) -> dict[str, Any]:
     """What ``bench --json`` prints. Rates over nothing are None; all seconds are of all measured tokens together."""
-    together, reading, caching, stream = found.together, found.reading, found.caching, found.together.stream
+    tokens, caching, stream = found.tokens, found.caching, found.stream
     return {
         "container_id": found.container_id,
-        "tokens": found.tokens,
+        "warm_tokens": found.warm,
+        "tokens": len(tokens),
         "threads": found.threads,
-        "seconds": together.seconds,
-        "tokens_per_second": _rate(found.tokens, together.seconds),
-        "bytes_read": together.bytes_read,
-        "bytes_read_per_token": together.bytes_read / found.tokens,
+        "seconds": found.seconds,
+        "tokens_per_second": _rate(len(tokens), found.seconds),
+        "bytes_read": found.bytes_read,
+        "bytes_read_per_token": found.bytes_read / len(tokens),
         "cache_hit_rate": stream.hit_rate if stream.asked else None,
         "look_ahead": {"reads": stream.ahead_reads, "used": stream.ahead_used},
+        "proofs": {"records": stream.proofs, "thread_seconds": stream.proof_seconds},
         "read_bandwidth": _rate(caching.bytes, caching.seconds),
         "read_bandwidth_plain": _rate(caching.bytes, caching.plain_seconds),
         "compute_seconds": found.computing_seconds,
-        "stall_seconds": together.stall_seconds,
+        "stall_seconds": found.stall_seconds,
         "reading_alone": {
-            "seconds": reading.seconds,
-            "expert_bytes": reading.expert_bytes,
-            "expert_seconds": reading.expert_seconds,
-            "trunk_bytes": reading.trunk_bytes,
-            "trunk_seconds": reading.trunk_seconds,
+            "seconds": found.reading_seconds,
+            "expert_bytes": sum(token.expert_bytes for token in tokens),
+            "expert_seconds": sum(token.experts for token in tokens),
+            "trunk_bytes": sum(token.trunk_bytes for token in tokens),
+            "trunk_seconds": sum(token.trunk for token in tokens),
         },
         "apart_seconds": found.apart_seconds,
-        "ratio_to_larger": found.ratio,
-        "apart_ratio_to_larger": found.apart_ratio,
+        "ratio_to_larger": _ratio(found.seconds, found.larger_seconds),
+        "ratio_to_larger_by_token": _ratio(found.seconds, found.larger_by_token_seconds),
+        "apart_ratio_to_larger": _ratio(found.apart_seconds, found.larger_seconds),
+        "apart_ratio_to_larger_by_token": _ratio(found.apart_seconds, found.larger_by_token_seconds),
         "budget": {
             "bytes": found.plan.total,
             "trunk": found.plan.trunk,
@@ -49,33 +53,40 @@ def bench_document(found: Bench) -> dict[str, Any]:
 
 def show_bench(output: Output, found: Bench) -> None:
     """The measurement for people."""
-    together, reading, caching, plan = found.together, found.reading, found.caching, found.plan
-    needed = reading.expert_bytes + reading.trunk_bytes
+    tokens, caching, plan, stream = len(found.tokens), found.caching, found.plan, found.stream
     output.line(f"container  {found.container_id}")
     output.line(f"memory     {human_bytes(plan.total)}: trunk {plan.trunk}, room for {counted(plan.slots, 'expert')}")
-    output.line(f"tokens     {found.tokens}, {counted(found.threads, 'thread')}")
+    output.line(f"tokens     {tokens} after {found.warm} to warm up, {counted(found.threads, 'thread')}")
     rows = [
-        _row("reading alone", found.tokens, reading.seconds, needed),
-        _row("computing alone", found.tokens, found.computing_seconds, 0),
-        _row("together", found.tokens, together.seconds, together.bytes_read),
-        _row("at once, but apart", found.tokens, found.apart_seconds, needed),
-        _row("experts through the cache", found.tokens, caching.seconds, caching.bytes),
-        _row("the same, plainly", found.tokens, caching.plain_seconds, caching.bytes),
+        _row("reading alone", tokens, found.reading_seconds, found.bytes_needed),
+        _row("computing alone", tokens, found.computing_seconds, 0),
+        _row("the larger, token by token", tokens, found.larger_by_token_seconds, 0),
+        _row("together", tokens, found.seconds, found.bytes_read),
+        _row("at once, but apart", tokens, found.apart_seconds, found.bytes_needed),
+        _row("experts through the cache", tokens, caching.seconds, caching.bytes),
+        _row("the same, plainly", tokens, caching.plain_seconds, caching.bytes),
     ]
     output.table("", ("", ">ms a token", ">tokens a second", ">bytes a token", ">bandwidth"), rows)
-    stream = together.stream
     share = human_number(100 * stream.hit_rate) if stream.asked else "-"
     output.line(f"cache      {share} % of {stream.asked} experts found in memory or on the way")
     output.line(f"           {stream.ahead_reads} read before they were asked for, {stream.ahead_used} of such used")
-    output.line(f"waiting    {1000 * together.stall_seconds / found.tokens:.2f} ms a token")
-    if found.ratio is not None:
-        output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")
-        if together.seconds < SHORT_TOKEN * found.tokens:
+    proving = 1000 * stream.proof_seconds / tokens
+    output.line(f"proved     {counted(stream.proofs, 'record')} read for the first time, {proving:.2f} ms a token")
+    output.line(f"waiting    {1000 * found.stall_seconds / tokens:.2f} ms a token")
+    if ratio := _ratio(found.seconds, found.larger_seconds):
+        output.line(f"ratio      {ratio:.2f} times the larger of reading alone and computing alone")
+        if found.seconds < SHORT_TOKEN * tokens:
             output.line("           which says little where a token takes so short a time")
-    if found.apart_ratio is not None:
+    if ratio := _ratio(found.seconds, found.larger_by_token_seconds):
+        output.line(f"           {ratio:.2f} times the sum of what is larger for each token")
+    if ratio := _ratio(found.apart_seconds, found.larger_by_token_seconds):
         output.line(
-            f"           {found.apart_ratio:.2f} where neither waits for the other: what this machine can do at once"
+            f"           {ratio:.2f} of that where neither waits for the other: what this machine can do at once"
         )
+
+
+def _ratio(seconds: float | None, larger: float | None) -> float | None:
+    return seconds / larger if seconds and larger else None
 
 
 def _row(name: str, tokens: int, seconds: float | None, count: int) -> tuple[str, ...]:

@@ -303,7 +303,11 @@ class ExpertStream:
         seconds = time.perf_counter() - began
         with self._lock:
             call.busy -= helping
-            self._counters.compute_seconds += seconds
+            if job.proves:
+                self._counters.proofs += 1
+                self._counters.proof_seconds += seconds
+            else:
+                self._counters.compute_seconds += seconds
             if call.ended(job, error) and entry.error is None:
                 self._unpin(entry)
                 call.pinned.pop(entry.key, None)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,9 @@ class StreamStatistics:
         reads: experts read as a whole, for whatever reason.
         bytes_read: of them, and of others that were given up half read.
         read_seconds: in reads, of all reading threads together.
-        compute_seconds: in the work on experts and the checks of what was read, of all threads together.
+        proofs: records that were compared with their digests.
+        proof_seconds: that it took, of all threads together.
+        compute_seconds: in the work on experts, of all threads together.
         stall_seconds: that the caller waited while no work was ready or running.
     """
 
@@ -32,6 +38,8 @@ class StreamStatistics:
     reads: int = 0
     bytes_read: int = 0
     read_seconds: float = 0.0
+    proofs: int = 0
+    proof_seconds: float = 0.0
     compute_seconds: float = 0.0
     stall_seconds: float = 0.0
 
@@ -46,13 +54,12 @@ class StreamStatistics:
         return (self.hits + self.joined) / self.asked if self.asked else 0.0
 
     def __sub__(self, earlier: StreamStatistics) -> StreamStatistics:
-        names = [field.name for field in fields(self)]
-        return StreamStatistics(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+        return StreamStatistics(**_differences(self, earlier))
 
 
 @dataclass(frozen=True)
 class TrunkStatistics:
-    """Of the trunk since it was opened.
+    """Of the trunk since it was opened; subtract an earlier snapshot for what came after it.
 
     Attributes:
         bytes_read: in all.
@@ -61,3 +68,11 @@ class TrunkStatistics:
 
     bytes_read: int = 0
     stall_seconds: float = 0.0
+
+    def __sub__(self, earlier: TrunkStatistics) -> TrunkStatistics:
+        return TrunkStatistics(**_differences(self, earlier))
+
+
+def _differences(later: DataclassInstance, earlier: DataclassInstance) -> dict[str, Any]:
+    """Field by field."""
+    return {field.name: getattr(later, field.name) - getattr(earlier, field.name) for field in fields(later)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ import pytest
 from formats.container import open_container
 from formats.errors import UsageError
 from packer.commands import run
-from runtime.bench import bench
+from runtime.bench import Bench, Token, bench
+from runtime.bench_alone import Caching
+from runtime.budget import BudgetPlan
 from runtime.opening import Options
 from runtime.session import open_session
+from runtime.stream.statistics import StreamStatistics, TrunkStatistics
 from tests.support.speaking import DATA, Speaking, make_speaking
 
-MOE_LAYERS, PER_TOKEN, TOKENS = 6, 4, 5  # of k3-tiny
+MOE_LAYERS, EXPERTS, PER_TOKEN = 6, 16, 4  # of k3-tiny
+TOKENS, WARM = 5, 4
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +43,7 @@ def floor_of(container: Path, capsys: pytest.CaptureFixture[str], *options: str)
 def test_bench_document(trunk: str, speaking: Speaking, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", str(speaking.container), "-n", str(TOKENS), "--trunk", trunk, "--json", "--quiet"]) == 0
     found = document(capsys)
+    assert found["warm_tokens"] == 32
     keys = {"tokens_per_second", "bytes_read_per_token", "cache_hit_rate", "read_bandwidth", "compute_seconds"}
     assert keys | {"stall_seconds"} <= set(found)
     assert found["tokens"] == TOKENS
@@ -50,6 +56,8 @@ def test_bench_document(trunk: str, speaking: Speaking, capsys: pytest.CaptureFi
     larger = max(found["reading_alone"]["seconds"], found["compute_seconds"])
     assert found["ratio_to_larger"] == pytest.approx(found["seconds"] / larger)
     assert found["apart_ratio_to_larger"] == pytest.approx(found["apart_seconds"] / larger)
+    assert found["ratio_to_larger_by_token"] <= found["ratio_to_larger"] * (1 + 1e-9)
+    assert found["apart_ratio_to_larger_by_token"] <= found["apart_ratio_to_larger"] * (1 + 1e-9)
 
 
 def test_every_choice_is_asked_for_and_every_miss_is_read(speaking: Speaking) -> None:
@@ -58,20 +66,49 @@ def test_every_choice_is_asked_for_and_every_miss_is_read(speaking: Speaking) ->
         record = container.largest_record(1)
     least = floor_bytes(speaking.container)
     options = Options(budget=least, look_ahead=False, trunk="resident")
-    found = bench(speaking.container, options, tokens=TOKENS, tell=lambda what: None)
-    stream = found.together.stream
+    found = bench(speaking.container, options, tokens=TOKENS, warm=WARM, tell=lambda what: None)
+    stream = found.stream
     assert found.plan.slots == PER_TOKEN
     assert stream.asked == MOE_LAYERS * PER_TOKEN * TOKENS
     assert stream.bytes_read == record * (stream.asked - stream.hits)
     assert found.caching.bytes == stream.bytes_read  # a cache is asked the same again
-    assert found.reading.expert_bytes == stream.bytes_read  # and a cache without bytes
-    assert found.reading.trunk_bytes == 0
+    assert found.bytes_needed == stream.bytes_read  # and a cache without bytes
+    assert found.trunk.bytes_read == 0
+
+
+@pytest.mark.parametrize("warm", [0, 1, 2, 3, 40])
+def test_every_record_is_proved_once(warm: int, speaking: Speaking) -> None:
+    """With room for all: each expert's first use is a read and a proof, and what was warmed up is neither."""
+    options = Options(look_ahead=False, trunk="resident")
+    found = bench(speaking.container, options, tokens=TOKENS, warm=warm, tell=lambda what: None)
+    assert (found.warm, len(found.tokens)) == (warm, TOKENS)
+    stream = found.stream
+    assert stream.proofs == stream.reads == stream.misses
+    assert stream.asked == MOE_LAYERS * PER_TOKEN * TOKENS
+    if warm == 0:
+        assert MOE_LAYERS * PER_TOKEN <= stream.proofs <= MOE_LAYERS * EXPERTS
+    if warm == 40:
+        assert stream.proofs < MOE_LAYERS * PER_TOKEN
+    unchecked = replace(options, check_records=False)
+    found = bench(speaking.container, unchecked, tokens=TOKENS, warm=warm, tell=lambda what: None)
+    assert (found.stream.proofs, found.stream.proof_seconds) == (0, 0.0)
+
+
+def test_larger_token_by_token() -> None:
+    """Of two tokens one waits for bytes and one for arithmetic: 3 + 4 of which either sum has 5."""
+    tokens = (Token(4.0, 2.0, 1.0, 1.0, 3.5, 10, 2), Token(5.0, 2.0, 0.0, 4.0, 4.5, 10, 0))
+    plan = BudgetPlan(0, (), "resident", 0)
+    found = Bench("", 0, tokens, 1, plan, StreamStatistics(), TrunkStatistics(), Caching(0.0, 0.0, 0), ())
+    assert (found.seconds, found.reading_seconds, found.computing_seconds, found.apart_seconds) == (9, 5, 5, 8)
+    assert (found.larger_seconds, found.larger_by_token_seconds, found.bytes_needed) == (5, 7, 22)
+    unknown = replace(found, tokens=(tokens[0], replace(tokens[1], computing=None, apart=None)))
+    assert (unknown.larger_seconds, unknown.larger_by_token_seconds, unknown.apart_seconds) == (None, None, None)
 
 
 def floor_bytes(container: Path) -> int:
     """The least budget with a resident trunk, as the refusal names it."""
     with pytest.raises(UsageError) as caught:
-        open_session(container, Options(budget=1, context=4 + TOKENS, trunk="resident"))
+        open_session(container, Options(budget=1, context=WARM + TOKENS, trunk="resident"))
     return int(str(caught.value.expected).split()[2])
 
 
@@ -79,6 +116,7 @@ def test_bench_table(speaking: Speaking, capsys: pytest.CaptureFixture[str]) -> 
     assert run(["bench", str(speaking.container), "-n", "2"]) == 0
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
+        "decoding 30 tokens that are not measured",
         "decoding, reading alone and computing alone, token by token",
         "the cache alone",
     ]
@@ -90,6 +128,7 @@ def test_bench_table(speaking: Speaking, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["CONTAINER", "--warm", "-1"], 2, "--warm"),
         ([str(DATA / "k3-tiny")], 3, "this is a checkpoint, not a container"),
         (["absent"], 3, "absent: not a container"),
         (["CONTAINER", "-n", "0"], 2, "-n"),
