@@ -73,6 +73,20 @@ class Token:
         """Plain reads of everything."""
         return self.experts + self.trunk
 
+    def over_larger(self, seconds: float | None) -> float | None:
+        """Seconds of this token in proportion to the larger of reading alone and computing alone."""
+        larger = self.computing if self.computing is None else max(self.reading, self.computing)
+        return seconds / larger if seconds is not None and larger else None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Over all tokens: a fourth of them are at ``low`` or below, half at ``median``, a fourth at ``high`` or above."""
+
+    low: float
+    median: float
+    high: float
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -135,15 +149,30 @@ class Bench:
         return self.stream.stall_seconds + self.trunk.stall_seconds
 
     @property
-    def larger_seconds(self) -> float | None:
-        """Of all tokens, the larger of reading alone and computing alone."""
-        computing = self.computing_seconds
-        return None if computing is None else max(self.reading_seconds, computing)
+    def ratio(self) -> float | None:
+        """Together, in proportion to the larger of reading alone and computing alone; sums over all tokens."""
+        return self._over_larger(self.seconds)
 
     @property
-    def larger_by_token_seconds(self) -> float | None:
-        """The sum of each token's larger one: what no order of the work can beat, for a token waits for the last."""
-        return _sum(None if token.computing is None else max(token.reading, token.computing) for token in self.tokens)
+    def apart_ratio(self) -> float | None:
+        """The same of both at once."""
+        return self._over_larger(self.apart_seconds)
+
+    @property
+    def token_ratio(self) -> Spread | None:
+        """As ``ratio``, of each token by itself: it waits for the last one, and what is larger changes between them."""
+        return _spread(token.over_larger(token.together) for token in self.tokens)
+
+    @property
+    def apart_token_ratio(self) -> Spread | None:
+        """The same of both at once."""
+        return _spread(token.over_larger(token.apart) for token in self.tokens)
+
+    def _over_larger(self, seconds: float | None) -> float | None:
+        computing = self.computing_seconds
+        if seconds is None or computing is None:
+            return None
+        return seconds / max(self.reading_seconds, computing)
 
 
 def bench(
@@ -199,6 +228,12 @@ def _sum(seconds: Iterable[float | None]) -> float | None:
     """None if one of them is."""
     known = list(seconds)
     return None if None in known else sum(value for value in known if value is not None)
+
+
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    """None if one of them is."""
+    known = list(values)
+    return None if None in known else Spread(*np.quantile(np.array(known, np.float64), (0.25, 0.5, 0.75)).tolist())
 
 
 @dataclass

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from formats.spelling import counted
 from packer.output import Output, human_bytes, human_number
-from runtime.bench import Bench
+from runtime.bench import Bench, Spread
 
 SHORT_TOKEN = 0.01  # seconds; of shorter ones a good part is calls of functions and of the system
 
@@ -38,10 +39,10 @@ def bench_document(found: Bench) -> dict[str, Any]:
             "trunk_seconds": sum(token.trunk for token in tokens),
         },
         "apart_seconds": found.apart_seconds,
-        "ratio_to_larger": _ratio(found.seconds, found.larger_seconds),
-        "ratio_to_larger_by_token": _ratio(found.seconds, found.larger_by_token_seconds),
-        "apart_ratio_to_larger": _ratio(found.apart_seconds, found.larger_seconds),
-        "apart_ratio_to_larger_by_token": _ratio(found.apart_seconds, found.larger_by_token_seconds),
+        "ratio_to_larger": found.ratio,
+        "ratio_to_larger_by_token": _quartiles(found.token_ratio),
+        "apart_ratio_to_larger": found.apart_ratio,
+        "apart_ratio_to_larger_by_token": _quartiles(found.apart_token_ratio),
         "budget": {
             "bytes": found.plan.total,
             "trunk": found.plan.trunk,
@@ -60,7 +61,6 @@ def show_bench(output: Output, found: Bench) -> None:
     rows = [
         _row("reading alone", tokens, found.reading_seconds, found.bytes_needed),
         _row("computing alone", tokens, found.computing_seconds, 0),
-        _row("the larger, token by token", tokens, found.larger_by_token_seconds, 0),
         _row("together", tokens, found.seconds, found.bytes_read),
         _row("at once, but apart", tokens, found.apart_seconds, found.bytes_needed),
         _row("experts through the cache", tokens, caching.seconds, caching.bytes),
@@ -73,20 +73,24 @@ def show_bench(output: Output, found: Bench) -> None:
     proving = 1000 * stream.proof_seconds / tokens
     output.line(f"proved     {counted(stream.proofs, 'record')} read for the first time, {proving:.2f} ms a token")
     output.line(f"waiting    {1000 * found.stall_seconds / tokens:.2f} ms a token")
-    if ratio := _ratio(found.seconds, found.larger_seconds):
-        output.line(f"ratio      {ratio:.2f} times the larger of reading alone and computing alone")
-        if found.seconds < SHORT_TOKEN * tokens:
-            output.line("           which says little where a token takes so short a time")
-    if ratio := _ratio(found.seconds, found.larger_by_token_seconds):
-        output.line(f"           {ratio:.2f} times the sum of what is larger for each token")
-    if ratio := _ratio(found.apart_seconds, found.larger_by_token_seconds):
-        output.line(
-            f"           {ratio:.2f} of that where neither waits for the other: what this machine can do at once"
-        )
+    if found.ratio is None or found.apart_ratio is None:
+        return
+    output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")
+    if found.seconds < SHORT_TOKEN * tokens:
+        output.line("           which says little where a token takes so short a time")
+    output.line(f"           {_spelt(found.token_ratio)}")
+    output.line(f"at once    {found.apart_ratio:.2f} where neither waits for the other: what this machine can do")
+    output.line(f"           {_spelt(found.apart_token_ratio)}")
 
 
-def _ratio(seconds: float | None, larger: float | None) -> float | None:
-    return seconds / larger if seconds and larger else None
+def _quartiles(spread: Spread | None) -> dict[str, float] | None:
+    return None if spread is None else asdict(spread)
+
+
+def _spelt(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    return f"{spread.median:.2f} in the median of the tokens, half of them {spread.low:.2f} to {spread.high:.2f}"
 
 
 def _row(name: str, tokens: int, seconds: float | None, count: int) -> tuple[str, ...]:
