@@ -37,6 +37,7 @@ class ProgressLine:
         title: the command.
         clock: seconds.
         spell: how what is counted is written.
+        moving: a terminal gets a bar, which takes a little of the processor all the time; otherwise lines as elsewhere.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ProgressLine:
         title: str,
         clock: Callable[[], float] = time.monotonic,
         spell: Callable[[int], str] = human_bytes,
+        moving: bool = True,
     ) -> None:
         self._output = output
         self._title = title
@@ -54,7 +56,7 @@ class ProgressLine:
         self._first: tuple[float, int] | None = None  # time and bytes of the first report
         self._last_line = clock()
         self._bar: Bar | None = None
-        if is_terminal(output.stderr) and not output.quiet:
+        if moving and is_terminal(output.stderr) and not output.quiet:
             console = Console(file=output.stderr, no_color=not output.color, markup=False, emoji=False, highlight=False)
             self._bar = Bar(
                 TextColumn("{task.description}", markup=False),

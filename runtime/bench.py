@@ -21,7 +21,7 @@ computing alone has none of; with enough of such tokens little of it is left, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,146 +33,20 @@ from formats.container import open_container
 from formats.errors import FormatError, UsageError
 from formats.spelling import counted
 from runtime.assets import is_container, unfinished_hint
-from runtime.bench_alone import Caching, PlainReads, PresentExperts, measure_cache
-from runtime.budget import RESIDENT, BudgetPlan
+from runtime.bench_alone import PlainReads, PresentExperts, measure_cache
+from runtime.budget import RESIDENT
+from runtime.measured import Bench, Token
 from runtime.models import kimi
 from runtime.models.observer import Observer
 from runtime.opening import Options, Weights, open_weights
 from runtime.sampling import Sampling, choose
 from runtime.stream.plain import Piece
-from runtime.stream.statistics import StreamStatistics, TrunkStatistics
 from runtime.threads import Workers
 
 UNCOUNTED_TOKENS = 2  # the last ones before those that count are measured as they are, so that nothing is done first
+WAYS = 4  # of doing a measured token
 
 Step = Callable[[int], NDArray[np.float32]]  # feeds one token; its logits [vocab]
-
-
-@dataclass(frozen=True)
-class Token:
-    """A measured token: seconds each way, and the bytes that it needs.
-
-    Attributes:
-        together: decoding as it is.
-        experts, trunk: plain reads of the experts it needs, and of the trunk where it is streamed.
-        computing: arithmetic alone; None where the trunk does not fit into memory.
-        apart: reading and arithmetic at once, neither waiting for the other; None likewise.
-        expert_bytes, trunk_bytes: what the plain reads bring.
-    """
-
-    together: float
-    experts: float
-    trunk: float
-    computing: float | None
-    apart: float | None
-    expert_bytes: int
-    trunk_bytes: int
-
-    @property
-    def reading(self) -> float:
-        """Plain reads of everything."""
-        return self.experts + self.trunk
-
-    def over_larger(self, seconds: float | None) -> float | None:
-        """Seconds of this token in proportion to the larger of reading alone and computing alone."""
-        larger = self.computing if self.computing is None else max(self.reading, self.computing)
-        return seconds / larger if seconds is not None and larger else None
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Over all tokens: a fourth of them are at ``low`` or below, half at ``median``, a fourth at ``high`` or above."""
-
-    low: float
-    median: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What was measured.
-
-    Attributes:
-        container_id: of the container.
-        warm: tokens before the measured ones.
-        tokens: measured.
-        threads: for arithmetic.
-        plan: how the budget was divided.
-        stream, trunk: what was done for the measured tokens as they were decoded.
-        caching: see there.
-        notes: of the reading, for example that direct reads are not possible here.
-    """
-
-    container_id: str
-    warm: int
-    tokens: tuple[Token, ...]
-    threads: int
-    plan: BudgetPlan
-    stream: StreamStatistics
-    trunk: TrunkStatistics
-    caching: Caching
-    notes: tuple[str, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Of decoding as it is."""
-        return sum(token.together for token in self.tokens)
-
-    @property
-    def reading_seconds(self) -> float:
-        """Of reading alone."""
-        return sum(token.reading for token in self.tokens)
-
-    @property
-    def computing_seconds(self) -> float | None:
-        """Of computing alone, if it was measured."""
-        return _sum(token.computing for token in self.tokens)
-
-    @property
-    def apart_seconds(self) -> float | None:
-        """Of both at once, neither waiting for the other, if that was measured."""
-        return _sum(token.apart for token in self.tokens)
-
-    @property
-    def bytes_needed(self) -> int:
-        """What reading alone reads."""
-        return sum(token.expert_bytes + token.trunk_bytes for token in self.tokens)
-
-    @property
-    def bytes_read(self) -> int:
-        """What decoding read."""
-        return self.stream.bytes_read + self.trunk.bytes_read
-
-    @property
-    def stall_seconds(self) -> float:
-        """In which arithmetic waited for bytes."""
-        return self.stream.stall_seconds + self.trunk.stall_seconds
-
-    @property
-    def ratio(self) -> float | None:
-        """Together, in proportion to the larger of reading alone and computing alone; sums over all tokens."""
-        return self._over_larger(self.seconds)
-
-    @property
-    def apart_ratio(self) -> float | None:
-        """The same of both at once."""
-        return self._over_larger(self.apart_seconds)
-
-    @property
-    def token_ratio(self) -> Spread | None:
-        """As ``ratio``, of each token by itself: it waits for the last one, and what is larger changes between them."""
-        return _spread(token.over_larger(token.together) for token in self.tokens)
-
-    @property
-    def apart_token_ratio(self) -> Spread | None:
-        """The same of both at once."""
-        return _spread(token.over_larger(token.apart) for token in self.tokens)
-
-    def _over_larger(self, seconds: float | None) -> float | None:
-        computing = self.computing_seconds
-        if seconds is None or computing is None:
-            return None
-        return seconds / max(self.reading_seconds, computing)
 
 
 def bench(
@@ -182,7 +56,8 @@ def bench(
     tokens: int,
     warm: int,
     seed: int = 0,
-    tell: Callable[[str], None] = print,
+    tell: Callable[[str], None],
+    progress: Callable[[int, int, str], None],
 ) -> Bench:
     """Measure a container.
 
@@ -192,7 +67,8 @@ def bench(
         tokens: how many are measured, at least one.
         warm: how many are decoded before them, to fill the cache.
         seed: of the tokens that the model draws.
-        tell: told what is being done.
+        tell: told what is begun.
+        progress: told after each token how many passes over one have been made, of how many, and what is being done.
 
     Raises:
         UsageError: not a container, no tokens, or a budget that is too small.
@@ -203,37 +79,46 @@ def bench(
     if not is_container(path):
         raise FormatError("not a container", where=path, hint=unfinished_hint(path) or "make one with moepack pack")
     options = replace(options, context=warm + tokens)
+    uncounted = min(warm, UNCOUNTED_TOKENS)
+    steps = _Steps(warm - uncounted + WAYS * (uncounted + tokens) + warm + tokens, progress)
     with ExitStack() as stack:
         run = _Run(path, options, seed, stack)
-        if warm > UNCOUNTED_TOKENS:
-            tell(f"decoding {counted(warm - UNCOUNTED_TOKENS, 'token')} that are not measured")
-        for _ in range(warm - UNCOUNTED_TOKENS):
+        if warm > uncounted:
+            tell(f"decoding {counted(warm - uncounted, 'token')} that are not measured")
+        for _ in range(warm - uncounted):
             run.decode()
+            steps.made(1, "warming up")
         tell("decoding, reading alone and computing alone, token by token")
-        for _ in range(min(warm, UNCOUNTED_TOKENS)):
+        for _ in range(uncounted):
             run.measure()
+            steps.made(WAYS, "measuring")
         before, trunk = run.weights.stream.statistics(), run.weights.trunk.statistics()
-        measured = tuple(run.measure() for _ in range(tokens))
+        measured = []
+        for _ in range(tokens):
+            measured.append(run.measure())
+            steps.made(WAYS, "measuring")
         weights = run.weights
         done, read = weights.stream.statistics() - before, weights.trunk.statistics() - trunk
         notes = weights.notes()
     tell("the cache alone")
     plan, threads = weights.plan, weights.workers.threads
     with open_container(path) as container, Workers(threads) as workers:
-        caching = measure_cache(container, plan, run.routes.tokens, warm, workers)
-    return Bench(weights.container_id or "", warm, measured, threads, plan, done, read, caching, notes)
+        trace = run.routes.tokens
+        caching = measure_cache(container, plan, trace, warm, workers, lambda: steps.made(1, "the cache alone"))
+    return Bench(weights.container_id or "", warm, tuple(measured), threads, plan, done, read, caching, notes)
 
 
-def _sum(seconds: Iterable[float | None]) -> float | None:
-    """None if one of them is."""
-    known = list(seconds)
-    return None if None in known else sum(value for value in known if value is not None)
+@dataclass
+class _Steps:
+    """Passes over a token that have been made, of all of them."""
 
+    total: int
+    progress: Callable[[int, int, str], None]
+    done: int = 0
 
-def _spread(values: Iterable[float | None]) -> Spread | None:
-    """None if one of them is."""
-    known = list(values)
-    return None if None in known else Spread(*np.quantile(np.array(known, np.float64), (0.25, 0.5, 0.75)).tolist())
+    def made(self, count: int, what: str) -> None:
+        self.done += count
+        self.progress(self.done, self.total, what)
 
 
 @dataclass

@@ -114,12 +114,18 @@ class Caching:
 
 
 def measure_cache(
-    container: Container, plan: BudgetPlan, trace: Sequence[Layers], warm: int, workers: Workers
+    container: Container,
+    plan: BudgetPlan,
+    trace: Sequence[Layers],
+    warm: int,
+    workers: Workers,
+    made: Callable[[], None],
 ) -> Caching:
     """Ask a cache for the experts of all tokens, and read plainly what it read, token by token.
 
     Args:
         trace: of all tokens; the first ``warm`` of them are not counted.
+        made: called after each token.
     """
     seconds = plain_seconds = 0.0
     count = 0
@@ -141,6 +147,7 @@ def measure_cache(
                 seconds += ended - began
                 plain_seconds += plain.read(pieces)
                 count += sum(piece.bytes for piece in pieces)
+            made()
     return Caching(seconds, plain_seconds, count)
 
 

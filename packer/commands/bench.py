@@ -10,6 +10,7 @@ from packer.commands.common import EXIT_CODES, common_options, container_directo
 from packer.commands.model import ModelOptions, model_options
 from packer.commands.signals import interrupted_by_term
 from packer.output import Output
+from packer.progress import Progress, ProgressLine
 
 # After 4, ten records a token are read for the first time where a token chooses a third of all; after 32, hardly any.
 WARM_TOKENS = 32
@@ -46,8 +47,16 @@ def bench(output: Output, *, container: Path, tokens: int, warm: int, seed: int,
     container = container_directory(container)
     if how.context is not None:
         output.note("--context is not used: as much is taken as the tokens need")
-    with interrupted_by_term():
-        found = measure(container, how.options(), tokens=tokens, warm=warm, seed=seed, tell=output.note)
+    with interrupted_by_term(), ProgressLine(output, "bench", spell=str, moving=False) as line:
+        found = measure(
+            container,
+            how.options(),
+            tokens=tokens,
+            warm=warm,
+            seed=seed,
+            tell=output.note,
+            progress=lambda done, total, what: line(Progress(done, total, what)),
+        )
     for note in found.notes:
         output.note(f"note: {note}")
     if found.computing_seconds is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from formats.spelling import counted
 from packer.output import Output, human_bytes, human_number
-from runtime.bench import Bench, Spread
+from runtime.measured import Bench, Spread
 
 SHORT_TOKEN = 0.01  # seconds; of shorter ones a good part is calls of functions and of the system
 

@@ -17,13 +17,13 @@ from typing import Protocol
 
 import numpy as np
 
-from formats.errors import EnvironmentProblem, UsageError
-from formats.layout import record_name
+from formats.errors import EnvironmentProblem
 from formats.starting import start
 from runtime.store import Expert
 from runtime.stream.call import Call, Job
 from runtime.stream.direct import readers_for
 from runtime.stream.memory import Slots
+from runtime.stream.numbering import Numbering
 from runtime.stream.pending import Part, Pending
 from runtime.stream.policy import Frequency, Policy
 from runtime.stream.slots import Entry, State, Table
@@ -102,8 +102,7 @@ class ExpertStream:
         if slots < 1 and any(counts):
             raise ValueError("at least one slot")
         self._loader, self._workers = loader, workers
-        self._counts = counts
-        self._first = [sum(counts[:layer]) for layer in range(len(counts))]
+        self._numbering = Numbering(counts)
         self._policy = policy or Frequency(counts)
         self._slots = Slots(slots, loader.slot_bytes) if slots else None
         self._table = Table(slots, self._policy)
@@ -165,7 +164,7 @@ class ExpertStream:
                 ended, and every slot is as good as before. After an interruption at the very end the next call sees to
                 that, before anything else.
         """
-        keys = [self._key(layer, expert) for expert in chosen]
+        keys = [self._numbering.key(layer, expert) for expert in chosen]
         if len(set(keys)) != len(keys):
             raise ValueError("an expert is chosen twice")
         if self._call is not None:  # an interruption hit the end of the last call
@@ -183,7 +182,7 @@ class ExpertStream:
 
     def expect(self, layer: int, likely: Sequence[int]) -> None:
         """Read these experts of a layer, best first, when nothing else is to be read, and keep them until it comes."""
-        keys = [self._key(layer, expert) for expert in likely[: self._table.count]]
+        keys = [self._numbering.key(layer, expert) for expert in likely[: self._table.count]]
         with self._lock:
             self._forget_expected(layer)
             expected = self._expected.setdefault(layer, [])
@@ -202,11 +201,6 @@ class ExpertStream:
     def _entry(self, key: int, layer: int, expert: int) -> Entry:
         """An expert that is not in memory."""
         return Entry(key, layer, expert, parts=self._loader.parts(layer, expert))
-
-    def _key(self, layer: int, expert: int) -> int:
-        if not 0 <= layer < len(self._counts) or not 0 <= expert < self._counts[layer]:
-            raise UsageError("no such expert", where=record_name(layer, expert))
-        return self._first[layer] + expert
 
     def _begin(self, call: Call, layer: int, chosen: Sequence[int], keys: Sequence[int]) -> None:
         """Pin what is here, join what is on its way, and ask for the rest.

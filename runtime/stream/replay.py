@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from runtime.store import Expert, Experts
+from runtime.stream.numbering import Numbering
 from runtime.stream.policy import Frequency, Policy, Recency
 from runtime.stream.slots import Entry, State, Table
 
@@ -90,15 +91,16 @@ class Cache:
             policy: fresh; it is used up.
             ahead: how many of the expected experts are read early, at the most.
         """
-        self._first = [sum(layer_experts[:layer]) for layer in range(len(layer_experts))]
+        self._numbering = Numbering(layer_experts)
         self._table, self._policy, self._ahead = Table(slots, policy), policy, min(ahead, slots)
         self._expected: list[Entry] = []
         self.asked = self.hits = self.ahead_reads = self.ahead_used = self.misses = 0
 
     def play(self, request: Request) -> list[int]:
         """Serve a request; the experts of its layer that had to be read for it."""
-        first, table = self._first[request.layer], self._table
-        keys = [first + expert for expert in request.chosen]
+        table = self._table
+        named = {self._numbering.key(request.layer, expert): expert for expert in request.chosen}
+        keys = list(named)
         self._policy.use(np.array(keys, np.int64))
         here = [table.entries[key] for key in keys if key in table.entries]
         self.asked += len(keys)
@@ -107,9 +109,9 @@ class Cache:
         for entry in here:
             entry.pins, entry.ahead = 1, False
         _settle(table, [*self._expected, *here], expected=False)
-        missing = [key - first for key in keys if key not in table.entries]
-        for expert in missing:
-            entry = Entry(first + expert, request.layer, expert, pins=1)
+        missing = [key for key in keys if key not in table.entries]
+        for key in missing:
+            entry = Entry(key, request.layer, named[key], pins=1)
             if not _place(table, entry):
                 for done in here:  # a layer that asks for more than fits: what was worked on makes room
                     done.pins = 0
@@ -122,13 +124,13 @@ class Cache:
             entry.pins = 0
         _settle(table, here)
         self._expected = self._look_ahead(*request.expected) if request.expected else []
-        return missing
+        return [named[key] for key in missing]
 
     def _look_ahead(self, layer: int, likely: Sequence[int]) -> list[Entry]:
         """Read what is likely early, as far as there is room; what is there now."""
         expected = []
         for expert in likely[: self._ahead]:
-            key = self._first[layer] + expert
+            key = self._numbering.key(layer, expert)
             found = self._table.entries.get(key)
             if found is None:
                 found = Entry(key, layer, expert, expected=True, ahead=True)

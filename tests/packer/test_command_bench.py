@@ -12,9 +12,10 @@ import pytest
 from formats.container import open_container
 from formats.errors import UsageError
 from packer.commands import run
-from runtime.bench import Bench, Spread, Token, bench
+from runtime.bench import bench
 from runtime.bench_alone import Caching
 from runtime.budget import BudgetPlan
+from runtime.measured import Bench, Spread, Token
 from runtime.opening import Options
 from runtime.session import open_session
 from runtime.stream.statistics import StreamStatistics, TrunkStatistics
@@ -27,6 +28,10 @@ TOKENS, WARM = 5, 4
 @pytest.fixture(scope="module")
 def speaking(tmp_path_factory: pytest.TempPathFactory) -> Speaking:
     return make_speaking(tmp_path_factory.mktemp("speaking"))
+
+
+def ignore(*what: object) -> None:
+    """Told in vain."""
 
 
 def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def test_every_choice_is_asked_for_and_every_miss_is_read(speaking: Speaking) ->
         record = container.largest_record(1)
     least = floor_bytes(speaking.container)
     options = Options(budget=least, look_ahead=False, trunk="resident")
-    found = bench(speaking.container, options, tokens=TOKENS, warm=WARM, tell=lambda what: None)
+    found = bench(speaking.container, options, tokens=TOKENS, warm=WARM, tell=ignore, progress=ignore)
     stream = found.stream
     assert found.plan.slots == PER_TOKEN
     assert stream.asked == MOE_LAYERS * PER_TOKEN * TOKENS
@@ -80,7 +85,7 @@ def test_every_choice_is_asked_for_and_every_miss_is_read(speaking: Speaking) ->
 def test_every_record_is_proved_once(warm: int, speaking: Speaking) -> None:
     """With room for all: each expert's first use is a read and a proof, and what was warmed up is neither."""
     options = Options(look_ahead=False, trunk="resident")
-    found = bench(speaking.container, options, tokens=TOKENS, warm=warm, tell=lambda what: None)
+    found = bench(speaking.container, options, tokens=TOKENS, warm=warm, tell=ignore, progress=ignore)
     assert (found.warm, len(found.tokens)) == (warm, TOKENS)
     stream = found.stream
     assert stream.proofs == stream.reads == stream.misses
@@ -90,8 +95,20 @@ def test_every_record_is_proved_once(warm: int, speaking: Speaking) -> None:
     if warm == 40:
         assert stream.proofs < MOE_LAYERS * PER_TOKEN
     unchecked = replace(options, check_records=False)
-    found = bench(speaking.container, unchecked, tokens=TOKENS, warm=warm, tell=lambda what: None)
+    found = bench(speaking.container, unchecked, tokens=TOKENS, warm=warm, tell=ignore, progress=ignore)
     assert (found.stream.proofs, found.stream.proof_seconds) == (0, 0.0)
+
+
+@pytest.mark.parametrize("warm", [0, 1, 5])
+def test_progress_ends_at_its_total(warm: int, speaking: Speaking) -> None:
+    told: list[tuple[int, int, str]] = []
+    options = Options(trunk="resident")
+    bench(speaking.container, options, tokens=2, warm=warm, tell=ignore, progress=lambda *step: told.append(step))
+    done = [step[0] for step in told]
+    assert done == sorted(set(done))
+    assert {step[1] for step in told} == {done[-1]}
+    assert [what for _, _, what in told][-1] == "the cache alone"
+    assert len(told) == 2 * (warm + 2)  # each token is decoded, or measured, and then asked of the cache
 
 
 def test_ratios_by_hand() -> None:

@@ -224,6 +224,16 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text(output.stdout) == ""
 
 
+def test_a_measurement_moves_nothing_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    output, now = Output(Terminal(), Terminal(), color=False), iter((0.0, 1.0, HEARTBEAT_SECONDS))
+    with ProgressLine(output, "bench", clock=now.__next__, spell=str, moving=False) as line:
+        line(Progress(1, 4, "measuring"))
+        assert text(output.stderr) == ""
+        line(Progress(2, 4, "measuring"))
+    assert text(output.stderr) == "bench: 50.0 % (2 of 4), measuring, about 58 s left\n"
+
+
 def test_quiet_shows_no_progress() -> None:
     output = Output(Terminal(), Terminal(), quiet=True)
     with ProgressLine(output, "pack", clock=iter(range(0, 10_000, 100)).__next__) as line:

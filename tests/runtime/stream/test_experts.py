@@ -293,6 +293,7 @@ def test_an_expert_is_proved_once_while_it_stays() -> None:
             compute(stream, 1, [0, 1])
         compute(stream, 2, [0, 1])
         compute(stream, 1, [0])
+        assert stream.statistics().proofs == len(loader.proofs)
     assert sorted(loader.proofs) == [(1, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
 
 
