@@ -219,9 +219,15 @@ def human_bytes(count: int) -> str:
 
 
 def human_number(value: float | None, digits: int = 3) -> str:
-    """A number for people with ``digits`` significant digits; a dash where there is none."""
+    """A number for people with ``digits`` significant digits, whole ones in full; a dash where there is none.
+
+    >>> human_number(0.00012345), human_number(12.345), human_number(12345.6)
+    ('0.000123', '12.3', '12346')
+    """
     if value is None or not math.isfinite(value):
         return "-"
+    if 10**digits <= abs(value) < 1e12:
+        return f"{value:.0f}"
     return f"{value:.{digits}g}"
 
 

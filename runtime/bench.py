@@ -83,15 +83,15 @@ def bench(
     steps = _Steps(warm - uncounted + WAYS * (uncounted + tokens) + warm + tokens, progress)
     with ExitStack() as stack:
         run = _Run(path, options, seed, stack)
-        if warm > uncounted:
-            tell(f"decoding {counted(warm - uncounted, 'token')} that are not measured")
+        if warm:
+            tell(f"decoding {counted(warm, 'token')} to warm up")
         for _ in range(warm - uncounted):
             run.decode()
             steps.made(1, "warming up")
-        tell("decoding, reading alone and computing alone, token by token")
         for _ in range(uncounted):
             run.measure()
-            steps.made(WAYS, "measuring")
+            steps.made(WAYS, "warming up")
+        tell("decoding, reading alone and computing alone, token by token")
         before, trunk = run.weights.stream.statistics(), run.weights.trunk.statistics()
         measured = []
         for _ in range(tokens):

@@ -138,7 +138,7 @@ def divide(
             found=f"{max(budget, 0)} bytes",
             hint="the largest parts are "
             + ", ".join(f"{part.name} {_mib(part.bytes)}" for part in largest)
-            + "; a shorter --context, a smaller --chunk or, in calibrate, a smaller --window lowers it",
+            + "; fewer tokens at a time lower it: --context and --chunk, in calibrate --window, in bench --warm and -n",
         )
     held = trunk == RESIDENT or (trunk == AUTO and budget >= floor.resident_bytes)
     parts, used = (floor.resident, floor.resident_bytes) if held else (floor.streamed, floor.streamed_bytes)

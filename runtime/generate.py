@@ -137,7 +137,9 @@ def check_room(model: Model, prompt: int, tokens: int) -> None:
             "prompt and answer do not fit into the context",
             expected=f"at most {model.context} positions",
             found=needed,
-            hint="ask for fewer tokens with -n, or give more room with --context",
+            hint="all that was said before counts; ask for fewer tokens with -n, or give more room with --context"
+            if model.position
+            else "ask for fewer tokens with -n, or give more room with --context",
         )
 
 

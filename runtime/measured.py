@@ -45,11 +45,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Spread:
-    """Over all tokens: a fourth of them are at ``low`` or below, half at ``median``, a fourth at ``high`` or above."""
+    """Over all tokens."""
 
-    low: float
+    lower_quartile: float
     median: float
-    high: float
+    upper_quartile: float
 
 
 @dataclass(frozen=True)

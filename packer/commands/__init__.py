@@ -53,14 +53,20 @@ for _command in (fetch, plan, pack, verify, inspect, evaluate, run_model, bench,
     moepack.add_command(_command)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code; every error has been printed."""
+def run(arguments: Sequence[str], *, typed: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code; every error has been printed.
+
+    Args:
+        arguments: the command line.
+        typed: what to give again to continue, where that is another one.
+    """
+    given = tuple(arguments if typed is None else typed)
     output = make_output(verbose="--verbose" in arguments, color="--no-color" not in arguments)
 
     def action() -> int:
         with writing_results():  # click's own, the help; commands meet their errors themselves
-            code = moepack.main(args=list(arguments), prog_name="moepack", standalone_mode=False, obj=tuple(arguments))
+            code = moepack.main(args=list(arguments), prog_name="moepack", standalone_mode=False, obj=given)
         return code if isinstance(code, int) else 0
 
-    code = guarded(output, action, arguments)
+    code = guarded(output, action, given)
     return forget_lost_streams() or code

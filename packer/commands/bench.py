@@ -32,8 +32,13 @@ WARM_TOKENS = 32
 def bench(output: Output, *, container: Path, tokens: int, warm: int, seed: int, how: ModelOptions) -> int:
     """Measure CONTAINER on this machine: reading alone, computing alone, and both together.
 
-    The model draws its own tokens. read_bandwidth in JSON is that of the expert cache with nothing else to do,
-    compute_seconds the arithmetic with all experts in memory, stall_seconds what arithmetic waited for bytes.
+    The model draws its own tokens. "reading alone" is plain reads of what a cache without look-ahead misses; "at once,
+    but apart" the same reads while the same is computed, neither waiting for the other; "experts through the cache" its
+    reads with no arithmetic, then "the same, plainly": alike for experts of megabytes, not for small ones.
+    The context is as long as the tokens need, whatever --context says.
+
+    In JSON, read_bandwidth is that of the cache with nothing else to do, compute_seconds the arithmetic with all
+    experts in memory, stall_seconds what arithmetic waited for bytes.
 
     \b
     Examples:

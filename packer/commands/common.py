@@ -110,8 +110,11 @@ def container_directory(path: Path) -> Path:
     """``path``, unless it is a checkpoint; whether it is a container shows when it is opened.
 
     Raises:
+        UsageError: there is nothing of that name.
         FormatError: it is a checkpoint.
     """
+    if not os.path.lexists(path):
+        raise UsageError("no such directory", where=path, expected="a container")
     begun = (path / FILE_NAME, path / WORK_DIR)
     if (path / CONFIG_NAME).is_file() and not any(os.path.lexists(item) for item in begun):
         raise FormatError(

@@ -57,6 +57,8 @@ def demo(output: Output, *, folder: Path | None) -> int:
         for arguments in steps:
             code = _step(output, arguments)
             if code:
+                if folder is None:
+                    output.note("the folder of this demo goes now, and the next one starts anew; with --dir it stays")
                 return code
         texts = bundle.read_texts(model)
         with ProgressLine(output, "logits", spell=str) as progress:
@@ -89,11 +91,12 @@ def _step(output: Output, arguments: Sequence[str]) -> int:
     """Show a command and run it; with ``--json`` what it prints is left out, for there is one document alone."""
     from packer.commands import run
 
+    typed_by_user = click.get_current_context().obj or ()
     if output.json:
         output.note(command_line(arguments))
         with redirect_stdout(io.StringIO()):
-            return run([*arguments, "--quiet"])
+            return run([*arguments, "--quiet"], typed=typed_by_user)
     output.line(f"$ {command_line(arguments)}")
-    code = run([*arguments, "--quiet"] if output.quiet else arguments)
+    code = run([*arguments, "--quiet"] if output.quiet else arguments, typed=typed_by_user)
     output.line()
     return code

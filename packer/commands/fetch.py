@@ -80,7 +80,7 @@ def fetch(
     check_repository_name(repository)
     folder = directory or Path(repository.rpartition("/")[2])
     limits = Limits(attempts=retries + 1, stall_seconds=stall)
-    with stop_on_signals("stopping; what has arrived stays. Again to leave at once.") as stop:
+    with stop_on_signals("stopping; what has arrived stays. Ctrl-C again leaves at once.") as stop:
         access, listing = find_repository(output, repository, revision, folder, limits, stop)
         if check:
             with ProgressLine(output, "check") as progress:

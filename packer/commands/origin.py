@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -143,6 +144,7 @@ def open_origin(
         parse_size(options.staging_limit, where="--staging-limit")  # before anything is asked of a server
     with ExitStack() as stack:
         folder = staging or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-"))) / "source"
+        output.note(f"{source}: nothing here has that name, so it is taken for a repository")
         access, listing = find_repository(output, str(source), options.revision, folder, Limits(), stop)
         with ProgressLine(output, "headers") as progress:
             shards = stack.enter_context(
@@ -168,6 +170,7 @@ def find_repository(
         output.note("HF_HUB_OFFLINE is set: the listing is the one that was recorded when the folder was fetched")
         return known
     hub = open_hub()
+    output.note(f"asking {urlsplit(hub.endpoint).hostname} for {repository}")
     return hub, list_repository(hub, repository, revision=revision, limits=limits, stop=stop)
 
 

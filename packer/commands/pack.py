@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from formats.errors import EnvironmentProblem
+from formats.checkpoint import CONFIG_NAME
+from formats.errors import EnvironmentProblem, UsageError
 from formats.source import read_matrix, scale_bias_doubt
 from formats.spelling import counted
 from packer.commands.common import EXIT_CODES, common_options, typed, typed_path
@@ -66,8 +68,10 @@ def pack(
       moepack pack moonshotai/Kimi-K3 k3.moepack --staging-limit 200GiB --release-source
       moepack pack checkpoint/ model.moepack --dry-run
     """
+    if not os.path.lexists(source) and (out / CONFIG_NAME).is_file():
+        raise UsageError("the checkpoint comes first, then the container", where=out, expected="pack SOURCE OUT")
     folder = wishes.folder(out, begin=not dry_run)
-    message = "stopping; what is done stays. Again to leave at once."
+    message = "stopping; what is done stays. Ctrl-C again leaves at once."
     with (
         stop_on_signals(message) as stop,
         open_origin(output, source, wishes, staging=folder, need_headers=True, stop=stop) as origin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 import click
 
 from formats.errors import UsageError
-from packer.commands.common import EXIT_CODES, common_options, typed
+from packer.commands.common import EXIT_CODES, common_options, typed, typed_path
 from packer.commands.model import ModelOptions, gathered, model_options, open_model, prompt_text, show_notes
 from packer.commands.signals import interrupted_by_term
 from packer.output import Output, is_terminal
 from packer.running.writing_options import WritingOptions
+from runtime.assets import is_container
 
 
 def writing_options(function: Any) -> Any:
@@ -67,7 +69,13 @@ def run(
     from packer.running.writing import make_writer
 
     if sum((prompt is not None, ids is not None, interactive)) != 1:
-        raise UsageError("one prompt wanted", expected="PROMPT, --ids or --interactive, and one of them only")
+        raise UsageError(
+            "one prompt wanted",
+            expected="PROMPT, --ids or --interactive, and one of them only",
+            hint=f'moepack run {typed_path(container)} "Once upon a time", or --interactive for prompts line by line',
+        )
+    if prompt is not None and not os.path.lexists(container) and is_container(Path(prompt)):
+        raise UsageError("the container comes first, then the prompt", where=prompt, expected="run CONTAINER PROMPT")
     if interactive and output.json:
         raise UsageError("--json prints one object, for one prompt", where="--interactive")
     text = None if prompt is None else prompt_text(prompt)
@@ -110,6 +118,8 @@ def _lines(output: Output) -> Iterator[str]:
             output.ask("> ")
         line = sys.stdin.buffer.readline(MAX_LINE_BYTES + 1)
         if not line:
+            if watched and not output.quiet:
+                output.note("")  # what follows does not stand behind the question
             return
         if len(line) > MAX_LINE_BYTES:
             raise UsageError("prompt is too long", where="stdin", expected=f"at most {MAX_LINE_BYTES} bytes a line")

@@ -9,7 +9,8 @@ from formats.spelling import counted
 from packer.output import Output, human_bytes, human_number
 from runtime.measured import Bench, Spread
 
-SHORT_TOKEN = 0.01  # seconds; of shorter ones a good part is calls of functions and of the system
+SHORT_TOKEN = 0.05  # seconds; of shorter ones a good part is calls of functions and of the system
+FEW_TOKENS = 4  # have no quartiles worth telling
 
 
 def bench_document(found: Bench) -> dict[str, Any]:
@@ -69,7 +70,8 @@ def show_bench(output: Output, found: Bench) -> None:
     output.table("", ("", ">ms a token", ">tokens a second", ">bytes a token", ">bandwidth"), rows)
     share = human_number(100 * stream.hit_rate) if stream.asked else "-"
     output.line(f"cache      {share} % of {stream.asked} experts found in memory or on the way")
-    output.line(f"           {stream.ahead_reads} read before they were asked for, {stream.ahead_used} of such used")
+    output.line(f"           {stream.ahead_reads} read before they were asked for")
+    output.line(f"           {stream.ahead_used} asked for that had been read so, some of them for earlier tokens")
     proving = 1000 * stream.proof_seconds / tokens
     output.line(f"proved     {counted(stream.proofs, 'record')} read for the first time, {proving:.2f} ms a token")
     output.line(f"waiting    {1000 * found.stall_seconds / tokens:.2f} ms a token")
@@ -78,19 +80,20 @@ def show_bench(output: Output, found: Bench) -> None:
     output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")
     if found.seconds < SHORT_TOKEN * tokens:
         output.line("           which says little where a token takes so short a time")
-    output.line(f"           {_spelt(found.token_ratio)}")
+    _show_spread(output, found, found.token_ratio)
     output.line(f"at once    {found.apart_ratio:.2f} where neither waits for the other: what this machine can do")
-    output.line(f"           {_spelt(found.apart_token_ratio)}")
+    _show_spread(output, found, found.apart_token_ratio)
 
 
 def _quartiles(spread: Spread | None) -> dict[str, float] | None:
     return None if spread is None else asdict(spread)
 
 
-def _spelt(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    return f"{spread.median:.2f} in the median of the tokens, half of them {spread.low:.2f} to {spread.high:.2f}"
+def _show_spread(output: Output, found: Bench, spread: Spread | None) -> None:
+    if spread is None or len(found.tokens) < FEW_TOKENS:
+        return
+    middle = f"half of them {spread.lower_quartile:.2f} to {spread.upper_quartile:.2f}"
+    output.line(f"           {spread.median:.2f} in the median of the tokens, {middle}")
 
 
 def _row(name: str, tokens: int, seconds: float | None, count: int) -> tuple[str, ...]:

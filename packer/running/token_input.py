@@ -13,7 +13,7 @@ from formats.errors import EnvironmentProblem, UsageError
 from formats.files import read_exactly
 
 MAX_BYTES = 64 << 20
-_LIST = re.compile(r"[\s,]*[0-9][0-9\s,]*")
+_LIST = re.compile(r"[\s,]*-?[0-9][^./]*")  # or meant as one: its bad entry is named, not a file
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ class Writer:
     def summary(self, statistics: SessionStatistics) -> str:
         """One line for people."""
         record, stream, trunk = self._record, statistics.stream, statistics.trunk
-        line = f"{counted(len(record.tokens), 'token')}, {human_number(self._rate())} a second"
+        rate = self._rate()
+        line = counted(len(record.tokens), "token") + ("" if rate is None else f", {human_number(rate)} a second")
         line += f" after {counted(record.prompt_tokens, 'token')} of prompt in {record.prompt_seconds:.2f} s"
         share = "-" if not stream.asked else f"{100 * stream.hit_rate:.1f} %"
         read = f"read {human_bytes(stream.bytes_read)} of experts and {human_bytes(trunk.bytes_read)} of the trunk"

@@ -114,6 +114,23 @@ def test_nothing_stays_without_a_folder(
     assert json.loads(capsys.readouterr().out)["directory"] is None
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_an_interrupted_step_says_what_to_type(
+    kept: bool, tiny: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demonstration, and not the step, of which nothing is left without a folder."""
+
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["packer.commands.pack"], "plan_for", interrupted)
+    typed = ["demo", "--dir", str(tmp_path / "out")] if kept else ["demo"]
+    assert run(typed) == 130
+    shown = capsys.readouterr().err.splitlines()
+    assert f"hint: start again with: moepack {' '.join(typed)}" in shown
+    assert any("with --dir it stays" in line for line in shown) == (not kept)
+
+
 def test_a_step_that_fails_ends_it(tiny: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tiny.checkpoint / "tiktoken.model").write_bytes(b"broken")
     assert run(["demo", "--dir", str(tmp_path / "out"), "--quiet"]) == 3

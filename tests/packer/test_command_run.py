@@ -167,6 +167,13 @@ def test_what_cannot_be_done_is_one_line(
     assert message in lines[0]
 
 
+def test_a_prompt_before_its_container_is_told(speaking: Speaking, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "def f(n):", str(speaking.container)]) == 2
+    assert "the container comes first, then the prompt" in capsys.readouterr().err
+    assert run(["run", str(speaking.container)]) == 2
+    assert f'hint: moepack run {speaking.container} "Once upon a time"' in capsys.readouterr().err
+
+
 def test_models_without_a_tokenizer_take_ids(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", str(DATA / "k3-tiny"), "hello"]) == 3
     assert "without a tokenizer" in capsys.readouterr().err
@@ -200,11 +207,12 @@ def test_run_08_a_full_state_ends_the_conversation(
     speaking: Speaking, stdin: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stdin(b"hello\nworld\n")
-    arguments = ["run", str(speaking.container), "--interactive", "-n", "4", "--context", "5", "--quiet"]
+    arguments = ["run", str(speaking.container), "--interactive", "-n", "4", "--context", "5"]
     assert run(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out.endswith("\n")
     assert "do not fit into the context" in captured.err
+    assert "hint: all that was said before counts" in captured.err
 
 
 def test_prompts_that_are_not_utf_8_are_refused(

@@ -165,11 +165,20 @@ def test_plan_of_a_repository_states_the_peak_and_writes_nothing(hub: HubServer,
     assert mine["peak_disk_bytes"] == other["peak_disk_bytes"] + (3 << 19) + mine["staging_other_bytes"]
     assert mine["container_bytes"] == other["container_bytes"]
     assert all(request.range for request in hub.requests if request.path in NAMES)
-    printed, _ = moepack(hub, *arguments[:-1])
+    printed, told = moepack(hub, *arguments[:-1])
+    assert told.splitlines()[:2] == [
+        "owner/model: nothing here has that name, so it is taken for a repository",
+        "asking 127.0.0.1 for owner/model",
+    ]
     assert json.loads(printed)["staging_bytes"] == 4 * LARGEST  # the least, and three ahead
     assert not list(tmp_path.iterdir())
     moepack(hub, "pack", hub.repository, tmp_path / "out", "--dry-run")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_source_comes_first(tmp_path: Path) -> None:
+    _, told = moepack(None, "pack", tmp_path / "new", TINY, code=2)
+    assert "the checkpoint comes first, then the container" in told
 
 
 @pytest.mark.parametrize(
