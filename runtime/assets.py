@@ -58,6 +58,16 @@ def read_config(path: Path) -> TextConfig:
         UsageError: no such directory.
         FormatError: it has no configuration, or a malformed one.
     """
+    return read_text_model(strict_json.parse_object(read_config_bytes(path), where=CONFIG_NAME), CONFIG_NAME)[1]
+
+
+def read_config_bytes(path: Path) -> bytes:
+    """The configuration as it stands there.
+
+    Raises:
+        UsageError: no such directory.
+        FormatError: it has no configuration.
+    """
     if not path.is_dir():
         raise UsageError("no such directory", where=path, expected="a container or a checkpoint directory")
     data = read_assets(path, (CONFIG_NAME,)).get(CONFIG_NAME)
@@ -68,7 +78,7 @@ def read_config(path: Path) -> TextConfig:
             expected=f"{FILE_NAME} or {CONFIG_NAME}",
             hint=unfinished_hint(path),
         )
-    return read_text_model(strict_json.parse_object(data, where=CONFIG_NAME), CONFIG_NAME)[1]
+    return data
 
 
 def read_asset(container: Container, info: AssetInfo) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from formats import strict_json
-from formats.errors import FormatError, UsageError
+from formats.errors import FormatError, Interrupted, UsageError
+from formats.spelling import counted
 from packer.calibrate.layerwise import embed, pass_layer
 from packer.calibrate.scratch import Scratch, states_name
 from packer.calibrate.sums import LayerSums, empty_sums
@@ -87,11 +88,20 @@ def scratch_bytes(job: Job) -> int:
 
 
 def calibrate(
-    job: Job, *, progress: Callable[[Progress], None] = lambda progress: None, system: System = SYSTEM
+    job: Job,
+    *,
+    progress: Callable[[Progress], None] = lambda progress: None,
+    resumed: Callable[[int], None] = lambda layers: None,
+    system: System = SYSTEM,
 ) -> Statistics:
     """Count, or go on counting, and write the statistics file.
 
+    Args:
+        progress: called from several threads, one at a time.
+        resumed: called with the layers that an earlier run has done, if there are any.
+
     Raises:
+        Interrupted: by KeyboardInterrupt, and there is something to go on from.
         UsageError: the result exists already, or other work lies in its folder.
         FormatError: the model's arithmetic leaves float32, or the work folder is damaged.
         EnvironmentProblem: no space, or a device that fails; the same command goes on.
@@ -104,14 +114,30 @@ def calibrate(
         _check_identity(job, system)
         config = job.weights.store.config
         scratch = Scratch(job.folder, job.sample.tokens, config.hidden_size, config.residual_blocks, system)
-        _pass_all(job, scratch, progress, system)
-        layers = [layer for layer, experts in enumerate(job.weights.store.layer_experts) if experts]
-        sums = (read_layer(job.folder / sums_name(layer), layer) for layer in layers)
-        write_statistics(job.out, job.provenance, layers, sums, system=system)
+        with _continuable(job):
+            _pass_all(job, scratch, progress, resumed, system)
+            layers = [layer for layer, experts in enumerate(job.weights.store.layer_experts) if experts]
+            sums = (read_layer(job.folder / sums_name(layer), layer) for layer in layers)
+            write_statistics(job.out, job.provenance, layers, sums, system=system)
         _remove_work(job)
     with suppress(OSError):
         job.folder.rmdir()  # stays if somebody put something else into it
     return open_statistics(job.out)
+
+
+@contextmanager
+def _continuable(job: Job) -> Iterator[None]:
+    """Turns an interruption into one that says that the same command goes on, once a layer is durable."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = _done(job)
+        if not done:
+            raise
+        raise Interrupted(
+            f"stopped before the statistics were complete: {done} of {counted(job.last_layer + 1, 'layer')} done",
+            where=job.out,
+        ) from None
 
 
 def _remove_work(job: Job) -> None:
@@ -160,7 +186,13 @@ def _check_identity(job: Job, system: System) -> None:
         )
 
 
-def _pass_all(job: Job, scratch: Scratch, progress: Callable[[Progress], None], system: System) -> None:
+def _pass_all(
+    job: Job,
+    scratch: Scratch,
+    progress: Callable[[Progress], None],
+    resumed: Callable[[int], None],
+    system: System,
+) -> None:
     """All layers that are not done yet."""
     decoder = Decoder(job.weights.store, job.weights.workers, look_ahead=0)
     done = _done(job)
@@ -180,6 +212,8 @@ def _pass_all(job: Job, scratch: Scratch, progress: Callable[[Progress], None], 
             where=job.folder,
             hint="remove the folder and start again",
         )
+    if done:
+        resumed(done)
     for layer in range(done, layers):
 
         def report(tokens: int, layer: int = layer) -> None:

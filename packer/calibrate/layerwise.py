@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packer.calibrate.scratch import Scratch, StatesFile
 from packer.calibrate.sums import Collector, LayerSums
 from packer.calibrate.texts import Sample
 from runtime.models import kimi
 from runtime.models.kimi import Carry, Decoder
+from runtime.models.observer import ExpertUse, Observer, Single, Whole
 from runtime.store import Tensors
 
 
@@ -71,13 +72,16 @@ def pass_layer(
         scratch: has the states before the layer.
         target: gets those after it; None behind the last layer that is counted.
         sums: of the layer's experts, None for a dense layer.
-        progress: called with the tokens done after each group.
+        progress: called with the tokens done, after each window's attention, each expert and each group: a group of a
+            large model takes minutes. From several threads, one at a time.
     """
     tensors = decoder.store.trunk.layer(layer)
     with np.errstate(all="ignore"):  # as in a session: what is not finite shows in the sums, which are looked at
         for group in groups_of(sample, most):
-            carry = _attend(decoder, layer, tensors, group, scratch)
-            observer = None if sums is None else Collector(sums, group.starts, group.labels, group.halves)
+            carry = _attend(decoder, layer, tensors, group, scratch, progress)
+            observer = None
+            if sums is not None:
+                observer = _Telling(Collector(sums, group.starts, group.labels, group.halves), group, progress)
             if target is not None or sums is not None:
                 carry = decoder.feed_forward(layer, tensors, carry, 0, observer)
             if target is not None:
@@ -85,7 +89,39 @@ def pass_layer(
             progress(group.stop)
 
 
-def _attend(decoder: Decoder, layer: int, tensors: Tensors, group: Group, scratch: Scratch) -> Carry:
+class _Telling(Observer):
+    """Hands on to ``collector`` what a group's experts do, and tells after each what share of the routed work is done.
+
+    A group's attention counts for nothing: how long it takes beside the experts depends on model and machine.
+    """
+
+    def __init__(self, collector: Collector, group: Group, progress: Callable[[int], None]) -> None:
+        self._collector, self._group, self._progress = collector, group, progress
+        self._lock = threading.Lock()
+        self._routed = self._done = 0
+
+    def routes(self, layer: int, first: int, chosen: Whole, weights: Single) -> None:
+        self._routed = chosen.size
+
+    def experts_input(self, layer: int, first: int, values: Single) -> None:
+        self._collector.experts_input(layer, first, values)
+
+    def expert(self, layer: int, first: int, seen: ExpertUse) -> None:
+        self._collector.expert(layer, first, seen)
+        with self._lock:  # held while it is told, so that the number never falls
+            self._done += len(seen.tokens)
+            tokens = (self._group.stop - self._group.first) * self._done // self._routed
+            self._progress(self._group.first + tokens)
+
+
+def _attend(
+    decoder: Decoder,
+    layer: int,
+    tensors: Tensors,
+    group: Group,
+    scratch: Scratch,
+    progress: Callable[[int], None],
+) -> Carry:
     """The group behind the layer's attention; each window begins with an empty state."""
     total = scratch.read(layer, group.first, group.stop)
     blocks = [scratch.read(number, group.first, group.stop) for number in scratch.blocks(layer)]
@@ -97,9 +133,10 @@ def _attend(decoder: Decoder, layer: int, tensors: Tensors, group: Group, scratc
         memory = kimi.new_layer_state(decoder.store.config, layer, len(window))
         parts.append(decoder.attend(layer, tensors, carry, memory, 0))
         start = stop
+        progress(group.first)
     joined = [_joined([part.blocks[number] for part in parts]) for number in range(len(parts[0].blocks))]
     return Carry(_joined([part.total for part in parts]), tuple(joined))
 
 
-def _joined(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def _joined(parts: Sequence[Single]) -> Single:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

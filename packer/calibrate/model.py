@@ -10,10 +10,10 @@ from blake3 import blake3
 
 from formats import strict_json
 from formats.checkpoint import CONFIG_NAME
-from formats.errors import FormatError, UsageError
+from formats.errors import UsageError
 from formats.families import TextConfig, read_text_model
 from packer.statistics.types import SampledModel
-from runtime.assets import read_assets
+from runtime.assets import read_config_bytes
 from runtime.budget import STREAMED
 from runtime.opening import Options, Weights, open_weights
 
@@ -24,12 +24,10 @@ def sampled_model(path: Path) -> tuple[SampledModel, TextConfig]:
     """The stamp of a model, and its configuration.
 
     Raises:
-        UsageError: it has no routed experts.
+        UsageError: no such directory, or the model has no routed experts.
         FormatError: no or a malformed configuration.
     """
-    data = read_assets(path, (CONFIG_NAME,)).get(CONFIG_NAME)
-    if data is None:
-        raise FormatError("not a model: it has no configuration", where=path, expected=CONFIG_NAME)
+    data = read_config_bytes(path)
     release, config = read_text_model(strict_json.parse_object(data, where=CONFIG_NAME), CONFIG_NAME)
     if not config.moe_layers:
         raise UsageError("the model has no routed experts", where=path)

@@ -90,7 +90,11 @@ def calibrate(
     ):
         weights, group = open_for_pass(source, config, window, options, closing)
         output.detail(f"memory: {human_bytes(weights.plan.total)}, {counted(group, 'token')} through a layer's experts")
-        statistics = count(Job(weights, sample, provenance, out, group), progress=progress)
+        statistics = count(
+            Job(weights, sample, provenance, out, group),
+            progress=progress,
+            resumed=lambda layers: output.note(f"continued: {counted(layers, 'layer')} done before"),
+        )
     coverage = coverage_of(statistics)
     if output.json:
         output.result(

@@ -27,7 +27,7 @@ def demo(output: Output, *, folder: Path | None) -> int:
     """Plan, pack, verify, inspect and run the bundled model, a small Kimi K3 trained on code and prose.
 
     Ends with the perplexity of source, lossless container and 3-bit container on text that the model has never seen.
-    Takes about two minutes. Every command is shown as it can be typed.
+    Takes a few minutes. Every command is shown as it can be typed.
 
     \b
     Examples:

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @click.command(epilog=EXIT_CODES, short_help="Plan which experts stay.")
 @click.argument("statistics", type=typed)
-@click.option("--keep", required=True, metavar="N|P%", help="Experts a layer that stay (global: on the average).")
+@click.option(
+    "--keep",
+    required=True,
+    metavar="N|P%",
+    help="Experts a layer that stay (global: on the average); a share is rounded to the nearest number.",
+)
 @click.option(
     "--mode",
     type=click.Choice(("uniform", "global", "graded")),
@@ -79,6 +84,8 @@ def prune(
         from packer.report.prune_page import write_prune_page
 
         write_prune_page(html, opened, pruning)
+    if pruning.fixed is not None:
+        output.note(f"note: {pruning.fixed}")
     if output.json:
         output.result({"plan": str(out), **size, **pruning.to_dict()})
     else:

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.errors import UsageError
+from formats.spelling import counted
 from packer.model_stamp import ModelStamp
 from packer.prune.plan import LayerKeep, PrunePlan
 from packer.prune.plan_types import Made
-from packer.prune.ranking import Kept, Wish, agreement, choose, kept_share, retained, shares
+from packer.prune.ranking import GLOBAL_FLOOR, Kept, Wish, agreement, choose, kept_share, retained, shares
 from packer.statistics.file import Statistics
 from packer.version import VERSION
 
@@ -34,6 +35,7 @@ class Pruning:
         experts: of a layer in the source.
         retained: share of the saliency that stays, averaged over layers.
         agreement: share of the kept experts that both halves of the text would keep.
+        fixed: what to say where mode ``global`` had nothing to choose between layers, or None.
         scores: by layer, each expert's share of its layer's saliency.
         kept: by layer.
     """
@@ -43,6 +45,7 @@ class Pruning:
     experts: int
     retained: float
     agreement: float
+    fixed: str | None
     scores: Mapping[int, Double]
     kept: Mapping[int, Kept]
 
@@ -88,6 +91,12 @@ def parse_keep(text: str, of: int, *, where: str) -> int:
     return round(value * of / 100) if match[2] else int(value)
 
 
+def _found(text: str, number: int, of: int) -> str:
+    """A number of experts as it was typed, and for a share what it comes to."""
+    typed = text.strip()
+    return f"{typed!r} ({number} of {of})" if typed.endswith("%") else typed
+
+
 def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, sources: Sequence[str]) -> Pruning:
     """Choose the experts that stay.
 
@@ -103,15 +112,20 @@ def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, source
     """
     model = statistics.provenance.model
     chosen = _labels(statistics, sources)
+    number = parse_keep(keep, model.experts, where="--keep")
     wish = Wish(
         mode=mode,
-        keep=parse_keep(keep, model.experts, where="--keep"),
-        lossless=parse_keep(lossless, parse_keep(keep, model.experts, where="--keep"), where="--lossless"),
+        keep=number,
+        lossless=parse_keep(lossless, number, where="--lossless"),
         per_token=model.experts_per_token,
+        typed=_found(keep, number, model.experts),
     )
     if wish.mode == "graded" and wish.lossless > wish.keep:
         raise UsageError(
-            "more experts lossless than stay", where="--lossless", expected=f"at most {wish.keep}", found=wish.lossless
+            "more experts lossless than stay",
+            where="--lossless",
+            expected=f"at most {wish.keep}",
+            found=_found(lossless, wish.lossless, wish.keep),
         )
     scores: dict[int, Double] = {}
     halves: tuple[dict[int, Double], dict[int, Double]] = ({}, {})
@@ -140,8 +154,26 @@ def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, source
         model.experts,
         retained(scores, kept),
         agreement(halves, wish),
+        _fixed(wish, model.experts),
         scores,
         kept,
+    )
+
+
+def _fixed(wish: Wish, experts: int) -> str | None:
+    """Why every layer keeps as many as any other in mode ``global``, and what would change that; None if it need not.
+
+    Together the layers keep ``wish.keep`` each: where that is the floor, nothing is left to be given to better ones.
+    """
+    if wish.mode != "global" or wish.keep > wish.floor:
+        return None
+    limit = GLOBAL_FLOOR * wish.per_token
+    change = f"from --keep {limit + 1} on layers can differ"
+    if limit + 1 >= experts:  # and all of them would stay
+        change = f"with {counted(experts, 'expert')} a layer no --keep changes that"
+    return (
+        f"mode global comes to the same as uniform: each layer keeps its floor of {wish.floor}"
+        f" (--keep, or {GLOBAL_FLOOR} times the {wish.per_token} of a token if that is less); {change}"
     )
 
 

@@ -22,6 +22,7 @@ What a plan means for a checkpoint is worked out by ``packer.prune.pruning``.
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from packer.prune.number_lists import parse_numbers
 from packer.prune.plan_types import KeptExperts, Made
 from packer.recipe.types import converted, one_line
 from packer.running.token_input import read_file
+from packer.statistics.opening import is_statistics
 from packer.storage.durable import write_file
 from packer.storage.new_file import check_free
 
@@ -93,6 +95,12 @@ def read_prune_plan(path: Path) -> PrunePlan:
         EnvironmentProblem: it cannot be read.
     """
     where = str(path)
+    if is_statistics(path):  # before it is read: that of a large model is longer than any plan may be
+        raise UsageError(
+            "this is a statistics file, not a prune plan",
+            where=where,
+            hint=f"make a plan with moepack prune {shlex.quote(where)}",
+        )
     data = read_file(path)
     if len(data) > MAX_FILE_BYTES:
         raise UsageError("prune plan is too long", where=where, expected=f"at most {MAX_FILE_BYTES} bytes")
@@ -100,7 +108,9 @@ def read_prune_plan(path: Path) -> PrunePlan:
         raise UsageError("prune plan has too many dots", where=where, expected=f"at most {MAX_DOTS}", found=dots)
     try:
         values = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # of ValueError: bad UTF-8, bad TOML, endless digits
+    except UnicodeDecodeError as error:
+        raise UsageError("prune plan is not TOML: not UTF-8", where=where, offset=error.start) from None
+    except (ValueError, RecursionError) as error:  # of ValueError: bad TOML, endless digits
         raise UsageError(f"prune plan is not TOML: {one_line(str(error))}", where=where) from None
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         found = values.get(key)

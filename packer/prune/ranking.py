@@ -31,12 +31,19 @@ class Wish:
         keep: experts a layer, on the average in mode ``global``.
         lossless: of these, how many a layer stay lossless in mode ``graded``.
         per_token: experts that a token uses: fewer cannot stay.
+        typed: ``keep`` as it was typed, for messages.
     """
 
     mode: str
     keep: int
     lossless: int
     per_token: int
+    typed: str = ""
+
+    @property
+    def floor(self) -> int:
+        """What every layer keeps at least in mode ``global``, if it has so many."""
+        return min(self.keep, GLOBAL_FLOOR * self.per_token)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def choose(scores: Mapping[int, Double], wish: Wish) -> dict[int, Kept]:
             "cannot keep that number of experts a layer",
             where="--keep",
             expected=f"{wish.per_token} (experts a token) to {most}",
-            found=wish.keep,
+            found=wish.typed or wish.keep,
         )
     ranked = {layer: np.argsort(-score, kind="stable") for layer, score in scores.items()}
     counts = _global_counts(scores, wish) if wish.mode == "global" else dict.fromkeys(scores, wish.keep)
@@ -86,7 +93,7 @@ def choose(scores: Mapping[int, Double], wish: Wish) -> dict[int, Kept]:
 
 def _global_counts(scores: Mapping[int, Double], wish: Wish) -> dict[int, int]:
     """How many stay in each layer if all are ranked together, with a floor."""
-    floor = {layer: min(len(score), wish.keep, GLOBAL_FLOOR * wish.per_token) for layer, score in scores.items()}
+    floor = {layer: min(len(score), wish.floor) for layer, score in scores.items()}
     rest = wish.keep * len(scores) - sum(floor.values())
     candidates = []
     for layer, score in scores.items():

@@ -21,9 +21,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -36,12 +34,13 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from formats import dtypes, strict_json
-from formats.errors import EnvironmentProblem, FormatError, UsageError
+from formats.errors import FormatError, UsageError
 from formats.families import Architecture
 from formats.files import read_exactly
 from formats.shard import SourceTensor, parse_header
 from formats.spelling import spelled
 from packer.recipe.types import converted
+from packer.statistics.opening import FORMAT, HINT, LENGTH_BYTES, begins_as_header, opened
 from packer.statistics.types import (
     LayerStatistics,
     Provenance,
@@ -67,11 +66,9 @@ __all__ = [
     "write_statistics",
 ]
 
-FORMAT = "moepack-statistics"
 VERSION = "1"
 MAX_HEADER_BYTES = 16 << 20  # K3 has 110 KB
 HASH_BYTES = 8 << 20
-_LENGTH_BYTES = 8
 _NUMPY = {"I64": "<i8", "F64": "<f8", "F32": "<f4"}
 _NAME = re.compile(r"layer\.(0|[1-9][0-9]{0,4})\.tokens")
 
@@ -166,7 +163,7 @@ class Statistics:
                 raise UsageError("no such expert", where=self.path, expected=f"0 to {shape[0] - 1}", found=row)
             length //= shape[0]
             shape, offset = shape[1:], offset + row * length
-        with _opened(self.path) as fd:
+        with opened(self.path) as fd:
             if _stamp(fd) != self._stamp:
                 raise FormatError("statistics changed while they were in use", where=self.path, hint="start again")
             data = read_exactly(fd, offset, length, where=str(self.path))
@@ -186,7 +183,7 @@ def open_statistics(path: Path) -> Statistics:
         EnvironmentProblem: it cannot be read.
     """
     where = str(path)
-    with _opened(path) as fd:
+    with opened(path) as fd:
         stamp = _stamp(fd)
         size = os.fstat(fd).st_size
         tensors, metadata = _header(fd, size, where)
@@ -200,22 +197,6 @@ def open_statistics(path: Path) -> Statistics:
     return Statistics(path, hasher.hexdigest(), provenance, layers, inputs, width, MappingProxyType(tensors), stamp)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO must not wait for a writer
-    except FileNotFoundError:
-        raise UsageError("no such file", where=path) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot open: {error.strerror}", where=path) from None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise UsageError("not a regular file", where=path)
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _stamp(fd: int) -> tuple[int, ...]:
     found = os.fstat(fd)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
@@ -223,19 +204,20 @@ def _stamp(fd: int) -> tuple[int, ...]:
 
 def _header(fd: int, size: int, where: str) -> tuple[dict[str, SourceTensor], dict[str, str]]:
     """The tensors by name, in the order of the file, and the metadata."""
-    if size < _LENGTH_BYTES:
-        raise FormatError("not a file of statistics: it is cut short", where=where, found=size)
-    length = int.from_bytes(read_exactly(fd, 0, _LENGTH_BYTES, where=where), "little")
-    if not 2 <= length <= min(MAX_HEADER_BYTES, size - _LENGTH_BYTES):
+    start = read_exactly(fd, 0, LENGTH_BYTES + 1, where=where) if size > LENGTH_BYTES else b""
+    if not begins_as_header(start):  # a text, say: what its first bytes would be as a length helps nobody
+        raise FormatError("not a statistics file of moepack calibrate", where=where, hint=HINT)
+    length = int.from_bytes(start[:LENGTH_BYTES], "little")
+    if not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
         raise FormatError(
             "not a file of statistics: its header has an impossible length",
             where=where,
             offset=0,
-            expected=f"2 to {min(MAX_HEADER_BYTES, size - _LENGTH_BYTES)}",
+            expected=f"2 to {min(MAX_HEADER_BYTES, size - LENGTH_BYTES)}",
             found=length,
         )
-    raw = read_exactly(fd, _LENGTH_BYTES, length, where=where)
-    tensors = parse_header(raw, size - _LENGTH_BYTES - length, name=where)
+    raw = read_exactly(fd, LENGTH_BYTES, length, where=where)
+    tensors = parse_header(raw, size - LENGTH_BYTES - length, name=where)
     metadata = strict_json.parse_object(raw, where=where).get("__metadata__", {})
     return {tensor.name: tensor for tensor in tensors}, metadata
 
@@ -378,4 +360,4 @@ def _head(
             end += length
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(_LENGTH_BYTES, "little") + header, _LENGTH_BYTES + len(header) + end
+    return len(header).to_bytes(LENGTH_BYTES, "little") + header, LENGTH_BYTES + len(header) + end

@@ -683,3 +683,28 @@ def test_cli_05_verify_interrupted(
     monkeypatch.setattr("packer.verify.verify.check_record", interrupt)
     assert run(["verify", str(path), "--jobs", "2"]) == 130
     assert f"hint: start again with: moepack verify {path} --jobs 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["plan", "ABSENT"],
+        ["pack", "ABSENT", "out"],
+        ["verify", "ABSENT"],
+        ["inspect", "ABSENT"],
+        ["run", "ABSENT", "hello"],
+        ["eval", "ABSENT", "--ids", "1"],
+        ["bench", "ABSENT"],
+        ["calibrate", "ABSENT", "--ids", "x=1,2", "--out", "out.stats"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_absent_path_is_wrong_usage_everywhere(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run([str(tmp_path / "absent") if item == "ABSENT" else item for item in arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"error: {tmp_path / 'absent'}: no such directory" in captured.err.splitlines()[0]
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from formats.errors import UsageError
 from packer.prune.number_lists import MAX_LENGTH, parse_numbers
 from packer.prune.plan import MAX_FILE_BYTES, LayerKeep, PrunePlan, prune_plan_bytes, read_prune_plan, write_prune_plan
 from packer.prune.plan_types import Made
-from tests.support.prunes import MADE, plan_for
+from tests.support.prunes import MADE, made_up_statistics, plan_for
 
 DATA = Path(__file__).parent.parent / "data"
 K3 = DATA / "k3-tiny"
@@ -156,6 +156,22 @@ def test_malformed(tmp_path: Path, old: str, new: str, message: str) -> None:
 def test_another_kind_of_file(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(UsageError, match=r"not TOML|not a prune plan"):
         read_prune_plan(write(tmp_path, data))
+
+
+def test_statistics_of_any_length_are_told_from_a_plan(tmp_path: Path) -> None:
+    """Those of a large model are longer than any plan may be, and are named all the same."""
+    path = tmp_path / "the stats"
+    made_up_statistics(K3, path, labels={"code": 500})
+    with path.open("r+b") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(UsageError, match="this is a statistics file, not a prune plan") as refused:
+        read_prune_plan(path)
+    assert refused.value.hint == f"make a plan with moepack prune '{path}'"
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"at byte 6: prune plan is not TOML: not UTF-8$"):
+        read_prune_plan(write(tmp_path, b"a = 1\n\xff"))
 
 
 def test_bounds_come_before_the_parser(tmp_path: Path) -> None:

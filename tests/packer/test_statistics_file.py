@@ -23,6 +23,7 @@ from packer.statistics.file import (
     write_layer,
     write_statistics,
 )
+from packer.statistics.opening import is_statistics
 from packer.statistics.types import SampleLabel
 from tests.support.prunes import made_up_layer, made_up_statistics, provenance_of
 
@@ -313,6 +314,26 @@ def test_other_files(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(data)
     with pytest.raises(FormatError):
         open_statistics(tmp_path / "x")
+
+
+@pytest.mark.parametrize("data", [b"", b"# A text\n", b'{"a": 1, "b": {}}', b"01234567{", bytes(20)])
+def test_what_is_not_even_safetensors_is_told_without_numbers(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    with pytest.raises(FormatError) as refused:
+        open_statistics(path)
+    assert refused.value.line() == f"{path}: not a statistics file of moepack calibrate"
+    assert refused.value.hint == "make statistics with moepack calibrate"
+
+
+def test_a_file_of_statistics_is_told_by_its_beginning(made: Path, tmp_path: Path) -> None:
+    assert is_statistics(made)
+    other = tmp_path / "other"
+    for data in (b"", b"moepack-statistics", (2).to_bytes(8, "little") + b"{}", b"12345678{ moepack-statistics"):
+        other.write_bytes(data)
+        assert not is_statistics(other)
+    assert not is_statistics(tmp_path)
+    assert not is_statistics(tmp_path / "none")
 
 
 def test_a_header_without_end_is_not_read(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from formats.errors import UsageError
+from formats.errors import Interrupted, UsageError
 from packer.calibrate.coverage import coverage_of
 from packer.calibrate.job import Job, calibrate
 from packer.calibrate.layerwise import groups_of
@@ -115,24 +116,58 @@ class Stop(Exception):
     """The end of a run that is to go on."""
 
 
+@pytest.mark.parametrize("where", [0, 0.5, 1])
 @pytest.mark.parametrize("layer", [0, 1, 3, 6])
-def test_an_interrupted_run_goes_on_with_the_same_result(layer: int, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_with_the_same_result(layer: int, where: float, tmp_path: Path) -> None:
     sample = sample_of(500)
     undisturbed = counted(DATA / "k3-tiny", sample, tmp_path / "reference")
 
     def stop(progress: Progress) -> None:
-        if progress.what == f"layer {layer}":
+        if progress.what == f"layer {layer}" and progress.done_bytes >= (layer + where) * sample.tokens:
             raise Stop
 
     with ExitStack() as closing, pytest.raises(Stop):
         calibrate(job_for(DATA / "k3-tiny", sample, tmp_path / "s", closing), progress=stop)
     assert not (tmp_path / "s").exists()
-    seen = []
+    seen: list[str] = []
+    before: list[int] = []
     with ExitStack() as closing:
-        calibrate(job_for(DATA / "k3-tiny", sample, tmp_path / "s", closing), progress=lambda p: seen.append(p.what))
+        again = job_for(DATA / "k3-tiny", sample, tmp_path / "s", closing)
+        calibrate(again, progress=lambda p: seen.append(p.what), resumed=before.append)
     assert seen[0] == f"layer {layer}"  # nothing was done again
+    assert before == ([layer] if layer else [])
     assert (tmp_path / "s").read_bytes() == undisturbed
     assert not (tmp_path / "s.work").exists()
+
+
+@pytest.mark.parametrize("layer", [0, 3])
+def test_an_interruption_says_whether_there_is_something_to_go_on_from(layer: int, tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.what == f"layer {layer}":
+            raise KeyboardInterrupt
+
+    expected = Interrupted if layer else KeyboardInterrupt
+    message = "stopped before the statistics were complete: 3 of 7 layers done" if layer else None
+    with ExitStack() as closing, pytest.raises(expected, match=message):
+        calibrate(job_for(DATA / "k3-tiny", sample_of(500), tmp_path / "s", closing), progress=interrupt)
+
+
+def test_a_group_tells_how_far_it_is(tmp_path: Path) -> None:
+    """A group of a large model takes minutes: a report after each window's attention and after each expert."""
+    seen: list[Progress] = []
+    sample = sample_of(500)
+    with ExitStack() as closing:
+        job = job_for(DATA / "k3-tiny", sample, tmp_path / "s", closing)
+        assert job.group >= sample.tokens  # all in one group
+        calibrate(job, progress=seen.append)
+    counts = [progress.done_bytes for progress in seen]
+    assert counts == sorted(counts)
+    assert counts[-1] == seen[-1].total_bytes == 7 * sample.tokens
+    used = int((open_statistics(tmp_path / "s").layer(3).tokens.sum(axis=0) > 0).sum())
+    within = [count for progress, count in zip(seen, counts, strict=True) if progress.what == "layer 3"]
+    assert within[: len(sample.windows)] == [3 * sample.tokens] * len(sample.windows)
+    assert len(within) == len(sample.windows) + used + 1
+    assert len(set(within)) > used // 2
 
 
 def test_unfinished_work_on_something_else_is_refused(tmp_path: Path) -> None:
@@ -218,10 +253,11 @@ def test_windows_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "window"), [("", 4), ("abc", 5)])
 def test_less_text_than_a_window_is_refused(text: str, window: int, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)
-    with pytest.raises(UsageError, match=r"^--ids: label x has less text than one window"):
+    with pytest.raises(UsageError, match=r"^--ids: label x has less text than one window") as refused:
         make_sample(
             {"x": [tmp_path / "a"]}, encode=lambda found: [0] * len(found), window=window, begin=None, where="--ids"
         )
+    assert refused.value.hint == "give more text, or a smaller --window"
 
 
 def test_sources_by_label() -> None:
@@ -254,16 +290,42 @@ def test_the_command_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert document["blake3"] == open_statistics(tmp_path / "s").blake3
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+def test_the_command_interrupted_continues(number: str, tmp_path: Path) -> None:
+    """The hint is the command again, and that says what it goes on from."""
+    ids = tmp_path / "ids"
+    ids.write_text(",".join(str(number * 37 % 500) for number in range(10 * WINDOW)))
+    arguments = [
+        "calibrate",
+        str(DATA / "k3-tiny"),
+        "--ids",
+        f"a={ids}",
+        "--window",
+        "24",
+        "--out",
+        str(tmp_path / "s"),
+    ]
+    command = [sys.executable, "-c", _KILLED, *arguments]
+    stopped = subprocess.run([*command, number], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (stopped.returncode, stopped.stdout) == (130, "")
+    assert f"hint: continue with: moepack {shlex.join(arguments)}\n" in stopped.stderr
+    assert "continued" not in stopped.stderr
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "continued: 3 layers done before\n" in done.stderr
+
+
 _KILLED = """
 import os, signal, sys
-if sys.argv[-1] == "kill":
-    sys.argv.pop()
+if sys.argv[-1] in ("kill", "SIGINT", "SIGTERM"):
+    word = sys.argv.pop()
+    number = signal.SIGKILL if word == "kill" else signal.Signals[word]
     from packer.calibrate import job
     one_layer = job._one_layer
     def wrapped(*arguments):
         one_layer(*arguments)
         if arguments[2] == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), number)
     job._one_layer = wrapped
 from packer.cli import main
 sys.exit(main(sys.argv[1:]))
