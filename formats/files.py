@@ -8,7 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from formats.errors import EnvironmentProblem, FormatError, UsageError
@@ -124,6 +125,32 @@ def open_directory(path: Path, *, where: str) -> int:
         raise UsageError("not a directory", where=where) from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
+
+
+@contextmanager
+def named_file(path: Path, *, hint: str | None = None) -> Iterator[int]:
+    """A descriptor for reading of a regular file that the user names, in a ``with`` block.
+
+    Args:
+        path: as it was typed; links are followed.
+        hint: what to give instead of something that is no regular file.
+
+    Raises:
+        UsageError: there is no such file, or it is something else.
+        EnvironmentProblem: it cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO must not wait for a writer
+    except FileNotFoundError:
+        raise UsageError("no such file", where=path) from None
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot open: {error.strerror}", where=path) from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise UsageError("not a regular file", where=path, hint=hint)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def file_bytes(fd: int) -> int:

@@ -38,7 +38,7 @@ from packer.prune.number_lists import parse_numbers
 from packer.prune.plan_types import KeptExperts, Made
 from packer.recipe.types import converted, one_line
 from packer.running.token_input import read_file
-from packer.statistics.opening import is_statistics
+from packer.statistics.recognise import is_statistics
 from packer.storage.durable import write_file
 from packer.storage.new_file import check_free
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.errors import EnvironmentProblem, UsageError
-from formats.files import read_exactly
+from formats.errors import UsageError
+from formats.files import file_bytes, named_file, read_exactly
 
 MAX_BYTES = 64 << 20
 _LIST = re.compile(r"[\s,]*-?[0-9][^./]*")  # or meant as one: its bad entry is named, not a file
@@ -99,21 +98,11 @@ def read_file(path: Path) -> bytes:
         UsageError: there is none, or it is no file or too long.
         EnvironmentProblem: it cannot be read.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise UsageError("no such file", where=path) from None
-    except OSError as error:
-        raise EnvironmentProblem(f"cannot open: {error.strerror}", where=path) from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise UsageError("not a regular file", where=path)
-        if status.st_size > MAX_BYTES:
-            raise UsageError("file is too long", where=path, expected=f"at most {MAX_BYTES}", found=status.st_size)
-        return read_exactly(fd, 0, status.st_size, where=str(path)) if status.st_size else b""
-    finally:
-        os.close(fd)
+    with named_file(path) as fd:
+        size = file_bytes(fd)
+        if size > MAX_BYTES:
+            raise UsageError("file is too long", where=path, expected=f"at most {MAX_BYTES}", found=size)
+        return read_exactly(fd, 0, size, where=str(path)) if size else b""
 
 
 def decoded(data: bytes, *, where: object) -> str:

@@ -36,11 +36,11 @@ from numpy.typing import NDArray
 from formats import dtypes, strict_json
 from formats.errors import FormatError, UsageError
 from formats.families import Architecture
-from formats.files import read_exactly
+from formats.files import named_file, read_exactly
 from formats.shard import SourceTensor, parse_header
 from formats.spelling import spelled
 from packer.recipe.types import converted
-from packer.statistics.opening import FORMAT, HINT, LENGTH_BYTES, begins_as_header, opened
+from packer.statistics.recognise import FORMAT, HINT, LENGTH_BYTES, begins_as_header
 from packer.statistics.types import (
     LayerStatistics,
     Provenance,
@@ -163,7 +163,7 @@ class Statistics:
                 raise UsageError("no such expert", where=self.path, expected=f"0 to {shape[0] - 1}", found=row)
             length //= shape[0]
             shape, offset = shape[1:], offset + row * length
-        with opened(self.path) as fd:
+        with named_file(self.path, hint=HINT) as fd:
             if _stamp(fd) != self._stamp:
                 raise FormatError("statistics changed while they were in use", where=self.path, hint="start again")
             data = read_exactly(fd, offset, length, where=str(self.path))
@@ -183,7 +183,7 @@ def open_statistics(path: Path) -> Statistics:
         EnvironmentProblem: it cannot be read.
     """
     where = str(path)
-    with opened(path) as fd:
+    with named_file(path, hint=HINT) as fd:
         stamp = _stamp(fd)
         size = os.fstat(fd).st_size
         tensors, metadata = _header(fd, size, where)

@@ -23,7 +23,7 @@ from packer.statistics.file import (
     write_layer,
     write_statistics,
 )
-from packer.statistics.opening import is_statistics
+from packer.statistics.recognise import is_statistics
 from packer.statistics.types import SampleLabel
 from tests.support.prunes import made_up_layer, made_up_statistics, provenance_of
 
