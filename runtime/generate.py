@@ -133,13 +133,12 @@ def check_room(model: Model, prompt: int, tokens: int) -> None:
         raise UsageError("prompt is empty", expected="at least one token")
     needed = model.position + prompt + max(tokens - 1, 0)
     if needed > model.context:
+        before = "all that was said before counts; " if model.position else ""
         raise UsageError(
             "prompt and answer do not fit into the context",
             expected=f"at most {model.context} positions",
             found=needed,
-            hint="all that was said before counts; ask for fewer tokens with -n, or give more room with --context"
-            if model.position
-            else "ask for fewer tokens with -n, or give more room with --context",
+            hint=f"{before}ask for fewer tokens with -n, or give more room with --context",
         )
 
 

@@ -39,8 +39,7 @@ class Token:
 
     def over_larger(self, seconds: float | None) -> float | None:
         """Seconds of this token in proportion to the larger of reading alone and computing alone."""
-        larger = self.computing if self.computing is None else max(self.reading, self.computing)
-        return seconds / larger if seconds is not None and larger else None
+        return _over_larger(seconds, self.reading, self.computing)
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,12 @@ class Bench:
     @property
     def ratio(self) -> float | None:
         """Together, in proportion to the larger of reading alone and computing alone; sums over all tokens."""
-        return self._over_larger(self.seconds)
+        return _over_larger(self.seconds, self.reading_seconds, self.computing_seconds)
 
     @property
     def apart_ratio(self) -> float | None:
         """The same of both at once."""
-        return self._over_larger(self.apart_seconds)
+        return _over_larger(self.apart_seconds, self.reading_seconds, self.computing_seconds)
 
     @property
     def token_ratio(self) -> Spread | None:
@@ -132,11 +131,10 @@ class Bench:
         """The same of both at once."""
         return _spread(token.over_larger(token.apart) for token in self.tokens)
 
-    def _over_larger(self, seconds: float | None) -> float | None:
-        computing = self.computing_seconds
-        if seconds is None or computing is None:
-            return None
-        return seconds / max(self.reading_seconds, computing)
+
+def _over_larger(seconds: float | None, reading: float, computing: float | None) -> float | None:
+    """None if one of them was not measured."""
+    return None if seconds is None or computing is None else seconds / max(reading, computing)
 
 
 def _sum(seconds: Iterable[float | None]) -> float | None:
