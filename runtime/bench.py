@@ -82,7 +82,7 @@ def bench(
     uncounted = min(warm, UNCOUNTED_TOKENS)
     steps = _Steps(warm - uncounted + WAYS * (uncounted + tokens) + warm + tokens, progress)
     with ExitStack() as stack:
-        run = _Run(path, options, seed, stack)
+        run = Run(path, options, seed, stack)
         if warm:
             tell(f"decoding {counted(warm, 'token')} to warm up")
         for _ in range(warm - uncounted):
@@ -122,8 +122,12 @@ class _Steps:
 
 
 @dataclass
-class _Routes(Observer):
-    """Notes which experts were chosen, token by token."""
+class Routes(Observer):
+    """Notes which experts were chosen.
+
+    Attributes:
+        tokens: of each, the chosen experts by layer.
+    """
 
     tokens: list[dict[int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -131,7 +135,7 @@ class _Routes(Observer):
         self.tokens[-1][layer] = tuple(int(expert) for expert in chosen[0])
 
 
-def _steps(weights: Weights, options: Options, observer: Observer | None) -> Step:
+def conversation(weights: Weights, options: Options, observer: Observer | None) -> Step:
     """A function that feeds one token of a new conversation and returns its logits [vocab]."""
     look_ahead = weights.store.config.experts_per_token if options.look_ahead else 0
     decoder = kimi.Decoder(weights.store, weights.workers, look_ahead)
@@ -145,29 +149,35 @@ def _steps(weights: Weights, options: Options, observer: Observer | None) -> Ste
     return step
 
 
-class _Run:
-    """A conversation that the model has with itself, and the other ways of doing each of its tokens."""
+class Run:
+    """A conversation that the model has with itself, and the other ways of doing each of its tokens.
+
+    Attributes:
+        weights: of the model.
+        routes: of all tokens so far.
+        token: the next one.
+    """
 
     def __init__(self, path: Path, options: Options, seed: int, stack: ExitStack) -> None:
         """``stack`` closes what is opened."""
         self.weights = open_weights(path, options, stack)
-        self.routes = _Routes()
-        self._step = _steps(self.weights, options, self.routes)
+        self.routes = Routes()
+        self._step = conversation(self.weights, options, self.routes)
         self._alone = _alone(path, self.weights, options, stack)
         container, slots = stack.enter_context(open_container(path)), self.weights.plan.slots
         self._plain = stack.enter_context(closing(PlainReads(container, slots)))
         self._sampling = Sampling(temperature=1.0, seed=seed)
         self._generator = self._sampling.generator()
-        self._token = int(self._generator.integers(self.weights.store.config.vocab_size))
+        self.token = int(self._generator.integers(self.weights.store.config.vocab_size))
 
     def decode(self) -> tuple[int, float, list[Piece]]:
         """Decode the next token; it, the seconds, and the records that a cache without look-ahead reads for it."""
-        token = self._token
+        token = self.token
         self.routes.tokens.append({})
         began = time.perf_counter()
         logits = self._step(token)
         seconds = time.perf_counter() - began
-        self._token = choose(logits, self._sampling, self._generator)
+        self.token = choose(logits, self._sampling, self._generator)
         return token, seconds, self._plain.needed(self.routes.tokens[-1])
 
     def measure(self) -> Token:
@@ -202,7 +212,7 @@ def _alone(path: Path, weights: Weights, options: Options, stack: ExitStack) -> 
     experts = PresentExperts(weights.stream, weights.workers)
     held = replace(held, workers=weights.workers, store=replace(held.store, experts=experts))
     twice = replace(options, look_ahead=False, context=2 * options.context)  # for each token is fed twice
-    step = _steps(held, twice, None)
+    step = conversation(held, twice, None)
 
     def alone(token: int) -> NDArray[np.float32]:
         experts.renew()
