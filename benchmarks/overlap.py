@@ -1,9 +1,8 @@
 """What a better look-ahead could still save: ``python -m benchmarks.overlap CONTAINER --budget 2.15GB``.
 
 Each token is done in the ways of ``moepack bench``, and decoded once more from a cache of its own by somebody who knows
-beforehand which experts the next layers will choose, at no cost. A scheduler of reads can know no more than that. What
-is left then over the larger of reading alone and computing alone is the machine's, and comes of tokens of which one
-needs more reading and another less: what the next token needs, nobody can know.
+beforehand which experts the next layers of that token will choose, at no cost. It is what this stream does with perfect
+guesses, not the least that any scheduler of reads could reach.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy as np
 
 from packer.commands.size import parse_size
 from runtime.bench import UNCOUNTED_TOKENS, Routes, Run, conversation
-from runtime.measured import Token
+from runtime.measured import Token, over_larger
 from runtime.opening import Options, open_weights
 from runtime.store import Expert, Experts
 
@@ -113,21 +112,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=1, help="how many layers ahead are known")
     given = parser.parse_args()
     measured = measure(given.container, given.budget, given.warm, given.tokens, given.layers)
-    ways: dict[str, list[float | None]] = {
+    ways = {
         "reading alone": [token.reading for token, _ in measured],
         "computing alone": [token.computing for token, _ in measured],
         "both at once, neither waiting": [token.apart for token, _ in measured],
         "decoding as it is": [token.together for token, _ in measured],
         f"layers known ahead: {given.layers}": [seconds for _, seconds in measured],
     }
-    seconds = {name: np.array(values, np.float64) for name, values in ways.items()}  # nan where not measured
-    larger = np.maximum(seconds["reading alone"], seconds["computing alone"])
-    total = max(seconds["reading alone"].sum(), seconds["computing alone"].sum())
+    sums = {name: np.array(seconds, np.float64).sum() for name, seconds in ways.items()}  # nan where not measured
+    if np.isnan(sums["computing alone"]):
+        parser.error("the trunk does not fit into memory: computing alone cannot be measured")
     print("| way | ms a token | over the larger of the first two | over each token's own larger, in the median |")
     print("|---|---|---|---|")
-    for name, each in seconds.items():
-        print(f"| {name} | {1e3 * each.mean():.0f} | {each.sum() / total:.2f} | {np.median(each / larger):.2f} |")
-    print(f"\nthe larger of each token, summed, over the larger sum: {larger.sum() / total:.2f}")
+    for name, seconds in ways.items():
+        ratio = over_larger(sums[name], sums["reading alone"], sums["computing alone"])
+        own = np.median([token.over_larger(each) for (token, _), each in zip(measured, seconds, strict=True)])
+        print(f"| {name} | {1e3 * sums[name] / len(measured):.0f} | {ratio:.2f} | {own:.2f} |")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class Token:
 
     def over_larger(self, seconds: float | None) -> float | None:
         """Seconds of this token in proportion to the larger of reading alone and computing alone."""
-        return _over_larger(seconds, self.reading, self.computing)
+        return over_larger(seconds, self.reading, self.computing)
 
 
 @dataclass(frozen=True)
@@ -114,12 +114,12 @@ class Bench:
     @property
     def ratio(self) -> float | None:
         """Together, in proportion to the larger of reading alone and computing alone; sums over all tokens."""
-        return _over_larger(self.seconds, self.reading_seconds, self.computing_seconds)
+        return over_larger(self.seconds, self.reading_seconds, self.computing_seconds)
 
     @property
     def apart_ratio(self) -> float | None:
         """The same of both at once."""
-        return _over_larger(self.apart_seconds, self.reading_seconds, self.computing_seconds)
+        return over_larger(self.apart_seconds, self.reading_seconds, self.computing_seconds)
 
     @property
     def token_ratio(self) -> Spread | None:
@@ -132,8 +132,8 @@ class Bench:
         return _spread(token.over_larger(token.apart) for token in self.tokens)
 
 
-def _over_larger(seconds: float | None, reading: float, computing: float | None) -> float | None:
-    """None if one of them was not measured."""
+def over_larger(seconds: float | None, reading: float, computing: float | None) -> float | None:
+    """``seconds`` in proportion to the larger of reading alone and computing alone; None if one was not measured."""
     return None if seconds is None or computing is None else seconds / max(reading, computing)
 
 
