@@ -12,21 +12,16 @@ from blake3 import blake3
 from formats import strict_json
 from formats.assets import MAX_ASSET_BYTES
 from formats.checkpoint import CONFIG_NAME
-from formats.container import CONTINUE_HINT, Container, open_container
+from formats.container import Container, open_container, unfinished_hint
 from formats.errors import EnvironmentProblem, FormatError, IntegrityError, UsageError
 from formats.families import TextConfig, read_text_model
 from formats.files import read_exactly
-from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, AssetInfo
+from formats.manifest import ASSETS_DIR, FILE_NAME, AssetInfo
 
 
 def is_container(path: Path) -> bool:
     """Whether ``path`` is to be opened as a container: its root says so, whatever else lies there."""
     return os.path.lexists(path / FILE_NAME)
-
-
-def unfinished_hint(path: Path) -> str | None:
-    """What to do about a directory that is no container yet; None if nobody began to pack into it."""
-    return CONTINUE_HINT if os.path.lexists(path / EXPERTS_DIR) else None
 
 
 def read_assets(path: Path, names: Iterable[str]) -> dict[str, bytes]:

@@ -30,9 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.container import open_container
-from formats.errors import FormatError, UsageError
+from formats.errors import UsageError
 from formats.spelling import counted
-from runtime.assets import is_container, unfinished_hint
 from runtime.bench_alone import PlainReads, PresentExperts, measure_cache
 from runtime.budget import RESIDENT
 from runtime.measured import Bench, Token
@@ -71,13 +70,11 @@ def bench(
         progress: told after each token how many passes over one have been made, of how many, and what is being done.
 
     Raises:
-        UsageError: not a container, no tokens, or a budget that is too small.
-        FormatError: the container is damaged or partial.
+        UsageError: no such folder, no tokens, or a budget that is too small.
+        FormatError: not a container, or a damaged or partial one.
     """
     if tokens < 1 or warm < 0:
         raise UsageError("nothing to measure", where="-n", expected="1 or more", found=tokens)
-    if not is_container(path):
-        raise FormatError("not a container", where=path, hint=unfinished_hint(path) or "make one with moepack pack")
     options = replace(options, context=warm + tokens)
     uncounted = min(warm, UNCOUNTED_TOKENS)
     steps = _Steps(warm - uncounted + WAYS * (uncounted + tokens) + warm + tokens, progress)
@@ -160,12 +157,12 @@ class Run:
 
     def __init__(self, path: Path, options: Options, seed: int, stack: ExitStack) -> None:
         """``stack`` closes what is opened."""
+        container = stack.enter_context(open_container(path))  # first: nothing else says as well what is none
         self.weights = open_weights(path, options, stack)
         self.routes = Routes()
         self._step = conversation(self.weights, options, self.routes)
         self._alone = _alone(path, self.weights, options, stack)
-        container, slots = stack.enter_context(open_container(path)), self.weights.plan.slots
-        self._plain = stack.enter_context(closing(PlainReads(container, slots)))
+        self._plain = stack.enter_context(closing(PlainReads(container, self.weights.plan.slots)))
         self._sampling = Sampling(temperature=1.0, seed=seed)
         self._generator = self._sampling.generator()
         self.token = int(self._generator.integers(self.weights.store.config.vocab_size))

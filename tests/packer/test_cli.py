@@ -266,6 +266,9 @@ def test_verify_against_its_source(tiny: Path, capsys: pytest.CaptureFixture[str
 
 def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(tmp_path)]) == 3
+    assert "hint: make one with moepack pack" in capsys.readouterr().err
+    (tmp_path / "experts").mkdir()
+    assert run(["verify", str(tmp_path)]) == 3
     assert "hint: an interrupted pack continues" in capsys.readouterr().err
     (tmp_path / "file").write_bytes(b"")
     for name in ("absent", "file"):

@@ -155,6 +155,7 @@ def test_bench_table(speaking: Speaking, capsys: pytest.CaptureFixture[str]) -> 
     [
         (["CONTAINER", "--warm", "-1"], 2, "--warm"),
         ([str(DATA / "k3-tiny")], 3, "this is a checkpoint, not a container"),
+        ([str(DATA)], 3, "not a container: it has no manifest"),
         (["absent"], 2, "absent: no such directory"),
         (["CONTAINER", "-n", "0"], 2, "-n"),
         (["CONTAINER", "--budget", "1KiB"], 2, "budget is below what this model needs"),

@@ -253,8 +253,13 @@ def test_errors_in_one_line() -> None:
 
 
 def test_neither_container_nor_pack(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="not a finished container"):
+    with pytest.raises(FormatError, match="not a container: it has no manifest") as caught:
         inspect_summary(tmp_path)
+    assert caught.value.hint == "make one with moepack pack"
+    (tmp_path / "begun" / "experts").mkdir(parents=True)
+    with pytest.raises(FormatError, match="not a finished container: it has no manifest") as caught:
+        inspect_summary(tmp_path / "begun")
+    assert "continues" in str(caught.value.hint)
     (tmp_path / "file").write_bytes(b"")
     for name, what in (
         ("absent", "no such directory"),
