@@ -118,7 +118,6 @@ def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, source
         keep=number,
         lossless=parse_keep(lossless, number, where="--lossless"),
         per_token=model.experts_per_token,
-        typed=_found(keep, number, model.experts),
     )
     if wish.mode == "graded" and wish.lossless > wish.keep:
         raise UsageError(
@@ -134,6 +133,14 @@ def prune(statistics: Statistics, *, keep: str, mode: str, lossless: str, source
         scores[layer] = shares(found.saliency, chosen)
         for half, halved in enumerate(halves):
             halved[layer] = shares(found.halves[half], chosen)
+    most = min(len(score) for score in scores.values())
+    if not wish.per_token <= wish.keep <= most:
+        raise UsageError(
+            "cannot keep that number of experts a layer",
+            where="--keep",
+            expected=f"{wish.per_token} (experts a token) to {most}",
+            found=_found(keep, number, model.experts),
+        )
     kept = choose(scores, wish)
     stamp = ModelStamp(**{name: getattr(model, name) for name in ModelStamp.__struct_fields__})
     made = Made(

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.errors import UsageError
-
 Double = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
@@ -31,14 +29,12 @@ class Wish:
         keep: experts a layer, on the average in mode ``global``.
         lossless: of these, how many a layer stay lossless in mode ``graded``.
         per_token: experts that a token uses: fewer cannot stay.
-        typed: ``keep`` as it was typed, for messages.
     """
 
     mode: str
     keep: int
     lossless: int
     per_token: int
-    typed: str = ""
 
     @property
     def floor(self) -> int:
@@ -69,19 +65,7 @@ def shares(sums: Double, sources: Sequence[int]) -> Double:
 
 
 def choose(scores: Mapping[int, Double], wish: Wish) -> dict[int, Kept]:
-    """The experts that stay, for every layer; the lower number wins among equals.
-
-    Raises:
-        UsageError: more experts are to stay than there are, or fewer than a token uses.
-    """
-    most = min(len(score) for score in scores.values())
-    if not wish.per_token <= wish.keep <= most:
-        raise UsageError(
-            "cannot keep that number of experts a layer",
-            where="--keep",
-            expected=f"{wish.per_token} (experts a token) to {most}",
-            found=wish.typed or wish.keep,
-        )
+    """The experts that stay, for every layer that has so many; the lower number wins among equals."""
     ranked = {layer: np.argsort(-score, kind="stable") for layer, score in scores.items()}
     counts = _global_counts(scores, wish) if wish.mode == "global" else dict.fromkeys(scores, wish.keep)
     lossless = min(wish.lossless, wish.keep) if wish.mode == "graded" else 0
