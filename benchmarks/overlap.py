@@ -38,6 +38,11 @@ class Foreknowing:
     routes: Routes
     layers: int
 
+    @property
+    def complete(self) -> bool:
+        """Nothing need be guessed."""
+        return True
+
     def compute(
         self,
         layer: int,
@@ -55,7 +60,7 @@ class Foreknowing:
         self.experts.compute(layer, chosen, work, knowing)
 
     def expect(self, layer: int, likely: Sequence[int]) -> None:
-        """Nothing need be guessed."""
+        """Nothing is guessed."""
 
     def foretell(self, first: int) -> None:
         """Expect what layers will choose, the first of them ``first`` or the next one that has experts."""

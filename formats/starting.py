@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from formats.errors import EnvironmentProblem
@@ -27,6 +27,24 @@ def start(thread: threading.Thread) -> None:
     """
     with starting():
         thread.start()
+
+
+def start_some(threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+    """Start threads, or the first of them that there is room for; those that run.
+
+    Raises:
+        EnvironmentProblem: there is not even room for one.
+    """
+    started: list[threading.Thread] = []
+    for thread in threads:
+        try:
+            start(thread)
+        except EnvironmentProblem:
+            if not started:
+                raise
+            break
+        started.append(thread)
+    return started
 
 
 @contextmanager

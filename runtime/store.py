@@ -66,6 +66,10 @@ class Trunk(Protocol):
 class Experts(Protocol):
     """The routed experts."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether they are all in memory or on their way there, so that expecting some makes no difference."""
+
     def compute(
         self,
         layer: int,

@@ -172,8 +172,10 @@ class Decoder:
             carry: between attention and experts of this layer.
             shared: what this layer's shared experts give; None if it has none.
         """
-        config = self.store.config
-        if not self.look_ahead or layer >= config.hidden_layers or not self.store.layer_experts[layer]:
+        config, experts = self.store.config, self.store.experts
+        if not self.look_ahead or experts.complete:
+            return
+        if layer >= config.hidden_layers or not self.store.layer_experts[layer]:
             return
         tensors = self.store.trunk.router(layer)
         if tensors is None:
@@ -181,7 +183,7 @@ class Decoder:
         total = carry.total if shared is None else carry.total + shared
         x = self._mlp_input(tensors, Carry(total, carry.blocks))  # where a block ends, too: its sum becomes a state
         scored = scores(config, tensors, x, self.workers)
-        self.store.experts.expect(layer, _likely(route(config, layer, tensors, scored), scored, self.look_ahead))
+        experts.expect(layer, _likely(route(config, layer, tensors, scored), scored, self.look_ahead))
 
 
 def _likely(routes: Routes, scored: Single, count: int) -> list[int]:

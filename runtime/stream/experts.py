@@ -17,8 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from formats.errors import EnvironmentProblem
-from formats.starting import start
+from formats.starting import start_some
 from runtime.store import Expert
 from runtime.stream.call import Call, Job
 from runtime.stream.direct import readers_for
@@ -114,20 +113,13 @@ class ExpertStream:
         self._broken: BaseException | None = None
         self._lock = threading.Lock()
         self._wanted = threading.Condition(self._lock)  # for readers: there may be something to read, or room for it
-        self._readers = [
-            threading.Thread(target=self._read_on, name=f"moepack-reader-{number}", daemon=True)
-            for number in range((readers or readers_for(loader.part_bytes)) if slots else 0)
-        ]
-        started: list[threading.Thread] = []
-        for reader in self._readers:
-            try:
-                start(reader)
-            except EnvironmentProblem:
-                if not started:
-                    raise
-                break
-            started.append(reader)
-        self._readers = started
+        count = (readers or readers_for(loader.part_bytes)) if slots else 0
+        self._readers = start_some(
+            [
+                threading.Thread(target=self._read_on, name=f"moepack-reader-{number}", daemon=True)
+                for number in range(count)
+            ]
+        )
 
     def close(self) -> None:
         """End all reading threads, after the reads that they are at. A second call does nothing."""
@@ -148,6 +140,12 @@ class ExpertStream:
         with self._lock:
             entries = list(self._table.entries.values())
             return [entry.value for entry in entries if entry.value and entry.proved and entry.state is State.READY]
+
+    @property
+    def complete(self) -> bool:
+        """As of :class:`runtime.store.Experts`: each has a slot or waits for one."""
+        with self._lock:
+            return len(self._table.entries) == sum(self._loader.layer_experts)
 
     def compute(
         self,

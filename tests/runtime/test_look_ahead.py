@@ -69,3 +69,23 @@ def test_most_of_what_it_names_is_chosen(name: str, least: float) -> None:
     found, count = requests(DATA / name, 1)
     shares = [len(expected & chosen) / count for expected, chosen in pairs(found)]
     assert sum(shares) / len(shares) > least
+
+
+class Knowing(Recorder):
+    """Says whether its experts are complete, as those of a run do."""
+
+    @property
+    def complete(self) -> bool:
+        return self._experts.complete
+
+
+@pytest.mark.parametrize("have_all", [False, True])
+def test_nothing_is_guessed_where_all_experts_are_in_memory(have_all: bool) -> None:
+    with ExitStack() as closing:
+        weights = open_weights(DATA / "k3-tiny", Options(context=len(TOKENS)), closing)
+        for layer, count in enumerate(weights.store.layer_experts):
+            weights.store.experts.compute(layer, range(count if have_all else min(count, 1)), lambda expert: None)
+        recorder = Knowing(weights.store.experts)
+        decoder = kimi.Decoder(replace(weights.store, experts=recorder), weights.workers, 2)
+        decoder.step(TOKENS[:1], kimi.new_state(weights.store.config, 1))
+    assert any(request.expected for request in recorder.requests) != have_all

@@ -459,6 +459,16 @@ def test_more_is_expected_than_fits() -> None:
     assert sorted(loader.reads[:2]) == [(1, 0), (1, 1)]
 
 
+@pytest.mark.parametrize("slots", [15, 16])
+def test_it_is_complete_when_nothing_is_left_to_be_read(slots: int) -> None:
+    with streaming(FakeLoader(), slots=slots) as stream:
+        assert not stream.complete
+        compute(stream, 1, range(8))
+        assert not stream.complete
+        compute(stream, 2, range(8))
+        assert stream.complete == (slots == 16)
+
+
 # Errors.
 
 
