@@ -87,13 +87,32 @@ def finished(out: Path, plan: Plan) -> Manifest | None:
             where=out,
             hint="remove it, or choose another output",
         ) from None
-    if blank_manifest(manifest) != blank_manifest(plan.draft):
+    there, wanted = blank_manifest(manifest), blank_manifest(plan.draft)
+    if there != wanted:
         raise UsageError(
-            "output holds a finished container of another source, recipe or version",
+            f"output holds a finished container of another {' and '.join(_other_parts(there, wanted))}",
             where=out,
             hint="remove it, or choose another output",
         )
     return manifest
+
+
+def _other_parts(there: Manifest, wanted: Manifest) -> list[str]:
+    """What makes one manifest another than the other, at least one thing.
+
+    What is read of a source follows from the recipe and the choice, so that it tells sources apart only where these
+    are the same.
+    """
+    members = {
+        "source": ("architecture", "assets"),
+        "recipe": ("recipe",),
+        "choice of layers or experts": ("partial",),
+        "version of moepack": ("tool", "format_version", "format_revision"),
+    }
+    other = [
+        part for part, names in members.items() if any(getattr(there, name) != getattr(wanted, name) for name in names)
+    ]
+    return other or ["source"]
 
 
 def check_same_source(directory: Path, manifest: Manifest, hashes: Iterable[ShardSeen]) -> None:

@@ -167,9 +167,11 @@ def test_finished_container_is_left_alone(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_finished_container_of_another_recipe_is_never_overwritten(tiny: Path) -> None:
-    with pytest.raises(UsageError, match="finished container of another") as caught:
+    with pytest.raises(UsageError, match=r"finished container of another recipe$") as caught:
         packed(DATA / "k3-tiny", tiny, planned(DATA / "k3-tiny", "kimi-k3-lossless"))
     assert caught.value.exit_code == 2
+    with pytest.raises(UsageError, match=r"finished container of another source$"):
+        packed(DATA / "k3-small", tiny, planned(DATA / "k3-small"))
 
 
 def test_resume_with_another_recipe_lists_the_differences(tmp_path: Path) -> None:
