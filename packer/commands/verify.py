@@ -32,7 +32,10 @@ from runtime.machine import processors
     help="By default hashes, parity if a source is given, and logits if text or a limit of them is.",
 )
 @click.option(
-    "--sample", type=float, metavar="P", help="Look at this share of the records only, above 0 and at most 1."
+    "--sample",
+    type=float,
+    metavar="P",
+    help="Look at this share of the records only, above 0 and at most 1; at one of each layer at the least.",
 )
 @click.option("--max-kl", type=float, metavar="X", help="At level logits: the most mean KL divergence, in nats.")
 @click.option("--budget", metavar="SIZE", help="At level logits: ceiling of all memory for both models, e.g. 8GiB.")
