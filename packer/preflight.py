@@ -13,8 +13,9 @@ from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
 from packer.assemble import blank_manifest
 from packer.planning.plan import Plan
 from packer.storage import durable
-from packer.storage.journal import ShardSeen, remove_journal, reserve_path
+from packer.storage.journal import ShardSeen, check_identity, read_journal, remove_journal, reserve_path
 from packer.storage.lock import exclusive
+from packer.storage.new_file import check_writable
 from packer.storage.system import SYSTEM, System, translated
 
 WORK_DIR = ".packing"
@@ -115,6 +116,19 @@ def _other_parts(there: Manifest, wanted: Manifest) -> list[str]:
     return other or ["source"]
 
 
+def check_begun(out: Path, plan: Plan) -> None:
+    """Insist that an unfinished pack in ``out``, if there is one, is one of ``plan``; writes nothing.
+
+    Raises:
+        UsageError: it was begun with other settings; they are listed.
+        FormatError: its journal is damaged.
+        EnvironmentProblem: its journal cannot be read.
+    """
+    journal = out / WORK_DIR / JOURNAL_NAME
+    if journal.exists():
+        check_identity(read_journal(journal), plan.identity, journal)
+
+
 def check_same_source(directory: Path, manifest: Manifest, hashes: Iterable[ShardSeen]) -> None:
     """Insist that a finished container was made from these very files.
 
@@ -147,7 +161,7 @@ def _another_source(name: str, expected: str, found: str) -> UsageError:
 
 
 def check_space(out: Path, plan: Plan, *, staged: int = 0, system: System = SYSTEM) -> None:
-    """Compare what is still to be allocated with what is available to this user; writes nothing.
+    """Compare what is still to be allocated with what is available to this user, who may write; writes nothing.
 
     What the plan states as the fullest moment counts. Blocks that an earlier run already holds, in finished files, set
     aside in temporaries, or in its work folder, are not needed again.
@@ -157,8 +171,10 @@ def check_space(out: Path, plan: Plan, *, staged: int = 0, system: System = SYST
         staged: bytes that a staging folder holds already; they count if it is on the same file system.
 
     Raises:
-        EnvironmentProblem: too little, with both numbers.
+        EnvironmentProblem: too little, with both numbers, or as of :func:`packer.storage.new_file.check_writable`.
     """
+    place = out if out.is_dir() else out.absolute().parent
+    check_writable(place)
     held = 0 if plan.staging_apart else min(staged, plan.staging_bytes) + plan.staging_other_bytes
     for name, length in plan.file_lengths.items():
         for path in (out / name, durable.temporary_path(out / name)):
@@ -167,7 +183,6 @@ def check_space(out: Path, plan: Plan, *, staged: int = 0, system: System = SYST
     if (out / WORK_DIR).is_dir():
         held += sum(path.lstat().st_blocks * 512 for path in (out / WORK_DIR).iterdir())
     needed = max(0, plan.peak_disk_bytes - held)
-    place = out if out.is_dir() else out.absolute().parent
     with translated("ask for the free space of", place, system=system):
         available = system.available(place)
     if available < needed:

@@ -107,7 +107,14 @@ def _least_slots(description: Description, needs: StoreNeeds) -> int:
 
 
 def divide(
-    description: Description, needs: StoreNeeds, shape: Shape, *, budget: int | None, available: int | None, trunk: str
+    description: Description,
+    needs: StoreNeeds,
+    shape: Shape,
+    *,
+    budget: int | None,
+    available: int | None,
+    trunk: str,
+    models: int = 1,
 ) -> BudgetPlan:
     """Divide a budget.
 
@@ -115,6 +122,7 @@ def divide(
         budget: bytes, or None to choose one by ``available``.
         available: bytes that the machine has for this process, None if unknown.
         trunk: ``resident``, ``streamed``, or ``auto`` for resident where that fits.
+        models: that share the budget in equal parts, of which this is one.
 
     Raises:
         UsageError: the budget is below the floor, whose size and largest parts it names.
@@ -127,18 +135,23 @@ def divide(
     chosen = budget is None
     if budget is None:
         everything = floor.resident_bytes + needs.experts * needs.slot_bytes
-        budget = everything if available is None else min(everything, available - max(RESERVE, available // 8))
+        free = None if available is None else (available - max(RESERVE, available // 8)) // models
+        budget = everything if free is None else min(everything, free)
+    else:
+        budget //= models
     if budget < least:
         largest = sorted(floor.streamed if trunk != RESIDENT else floor.resident, key=lambda part: -part.bytes)[:3]
         kind = EnvironmentProblem if chosen else UsageError
         raise kind(
             "the free memory is below what this model needs" if chosen else "budget is below what this model needs",
             where=None if chosen else "--budget",
-            expected=f"at least {least} bytes ({_mib(least)})",
-            found=f"{max(budget, 0)} bytes",
+            expected=f"at least {models * least} bytes ({_mib(models * least)})"
+            + (f" for {models} models, which share it" if models > 1 else ""),
+            found=f"{models * max(budget, 0)} bytes",
             hint="the largest parts are "
             + ", ".join(f"{part.name} {_mib(part.bytes)}" for part in largest)
-            + "; fewer tokens at a time lower it: --context and --chunk, in calibrate --window, in bench --warm and -n",
+            + "; fewer tokens at a time lower it: --context and --chunk in run and eval, --window in verify and"
+            " calibrate, --warm and -n in bench",
         )
     held = trunk == RESIDENT or (trunk == AUTO and budget >= floor.resident_bytes)
     parts, used = (floor.resident, floor.resident_bytes) if held else (floor.streamed, floor.streamed_bytes)

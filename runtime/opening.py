@@ -43,6 +43,7 @@ class Options:
         trunk: ``resident``, ``streamed``, or ``auto`` for resident where it fits.
         check_records: prove what is read from a container for the first time against its digests.
         reserved: bytes of the budget that the caller itself takes, for example for a vocabulary.
+        models: that share the budget, or what the machine has, in equal parts; each is opened with the same options.
     """
 
     budget: int | None = None
@@ -54,9 +55,10 @@ class Options:
     trunk: str = AUTO
     check_records: bool = True
     reserved: int = 0
+    models: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("context", 1), ("chunk", 1), ("threads", 1), ("reserved", 0)):
+        for name, least in (("context", 1), ("chunk", 1), ("threads", 1), ("reserved", 0), ("models", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UsageError(f"{name} is out of range", expected=f"at least {least}", found=value)
@@ -122,6 +124,7 @@ def open_weights(path: Path, options: Options, closing: ExitStack) -> Weights:
         budget=options.budget,
         available=available_memory(),
         trunk=options.trunk,
+        models=options.models,
     )
     workers = closing.enter_context(Workers(threads))
     stream = ExpertStream(source.experts, slots=plan.slots, workers=workers)

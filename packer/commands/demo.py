@@ -71,6 +71,8 @@ def demo(output: Output, *, folder: Path | None) -> int:
         output.result({"directory": None if folder is None else str(folder), "models": rows})
     else:
         bundle.show_table(output, rows)
+    if folder is not None:
+        output.hint(f"{command_line(['run', packed['3-bit'], '--interactive'])}")
     return 0
 
 

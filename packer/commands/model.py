@@ -118,7 +118,7 @@ def token_options(function: Callable[..., int]) -> Callable[..., int]:
             "--window",
             type=click.IntRange(2, MAX_CONTEXT),
             metavar="N",
-            help="Read the tokens in pieces of N, each with a fresh state.",
+            help="Read the tokens in pieces of N, each with a fresh state and, of a text, the token that begins one.",
         ),
     )
 

@@ -31,7 +31,7 @@ from packer.pack_text import pack_document, show_notes, show_pack
 from packer.pipeline import pack as pack_container
 from packer.planning.memory import fitting_jobs
 from packer.planning.plan import Plan
-from packer.preflight import check_output, check_space, finished
+from packer.preflight import check_begun, check_output, check_space, finished
 from packer.progress import ProgressLine
 from runtime.machine import available_memory, processors
 
@@ -80,7 +80,7 @@ def pack(
         model, plan, provenance = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())
         plan = with_disk(origin, model, plan, provenance, out)
         if dry_run:
-            return _dry_run(output, origin, plan, out)
+            return _dry_run(output, origin, plan, out, restart=restart)
         if plan.layers:
             first = plan.layers[0].layer, plan.layers[0].records[0].source_expert
             if shards_here(checkpoint, model, *first):
@@ -128,9 +128,11 @@ def pack(
     return 0
 
 
-def _dry_run(output: Output, origin: Origin, plan: Plan, out: Path) -> int:
+def _dry_run(output: Output, origin: Origin, plan: Plan, out: Path, *, restart: bool) -> int:
     check_output(origin.directory, out)
     complete = finished(out, plan)
+    if not complete and not restart:
+        check_begun(out, plan)
     if output.json:
         output.result({**plan.to_dict(), "already_complete": bool(complete)})
     else:

@@ -40,7 +40,7 @@ MAX_LINE_BYTES = 16 << 20
 @click.argument("container", type=typed)
 @click.argument("prompt", required=False)
 @click.option("--ids", metavar="LIST", help="Token ids in place of a prompt.")
-@click.option("--interactive", is_flag=True, help="Read prompts from stdin, a line each; the model remembers them.")
+@click.option("--interactive", is_flag=True, help="Read prompts from stdin, a line each, and remember them.")
 @writing_options
 @model_options
 @common_options
@@ -72,7 +72,7 @@ def run(
         raise UsageError(
             "one prompt wanted",
             expected="PROMPT, --ids or --interactive, and one of them only",
-            hint=f'moepack run {typed_path(container)} "Once upon a time", or --interactive for prompts line by line',
+            hint=f'moepack run {typed_path(container)} "Once upon a time", or --interactive for lines of stdin',
         )
     if prompt is not None and not os.path.lexists(container) and is_container(Path(prompt)):
         raise UsageError("the container comes first, then the prompt", where=prompt, expected="run CONTAINER PROMPT")

@@ -216,12 +216,11 @@ def open_or_create(path: Path, identity: Mapping[str, Any], *, system: System = 
         FormatError: the journal is damaged before its last line, or is no journal.
         EnvironmentProblem: it cannot be read or written.
     """
-    document = json.loads(_canonical(dict(identity)))
     if not path.is_symlink() and not path.exists():
-        head = {"kind": "identity", "version": JOURNAL_VERSION, "identity": document}
+        head = {"kind": "identity", "version": JOURNAL_VERSION, "identity": dict(identity)}
         write_file(path, [_line(0, _canonical(head))], system=system)
     contents = read_journal(path, system=system)
-    _compare(contents.identity, document, path)
+    check_identity(contents, identity, path)
     with translated("open", path, system=system):
         fd = system.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0)
     try:
@@ -372,8 +371,10 @@ def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _compare(journal: dict[str, Any], now: dict[str, Any], path: Path) -> None:
-    before, after = dict(_leaves("", journal)), dict(_leaves("", now))
+def check_identity(contents: JournalContents, identity: Mapping[str, Any], path: Path) -> None:
+    """Insist that a journal has this identity, as :func:`open_or_create` does."""
+    before = dict(_leaves("", contents.identity))
+    after = dict(_leaves("", json.loads(_canonical(dict(identity)))))
     differences = [
         f"{key} was {before.get(key, 'absent')[:80]}, is {after.get(key, 'absent')[:80]}"
         for key in [*before, *(key for key in after if key not in before)]

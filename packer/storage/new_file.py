@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from formats.errors import UsageError
+from formats.errors import EnvironmentProblem, UsageError
 from formats.manifest import FILE_NAME, INDEX_NAME
 
 
@@ -14,6 +14,7 @@ def check_free(path: Path) -> None:
 
     Raises:
         UsageError: saying so.
+        EnvironmentProblem: as of :func:`check_writable`.
     """
     if os.path.lexists(path):
         raise UsageError("output is there already", where=path, hint="remove it or choose another name")
@@ -21,3 +22,14 @@ def check_free(path: Path) -> None:
         raise UsageError("no such folder", where=path.parent)
     if all((path.parent / name).exists() for name in (FILE_NAME, INDEX_NAME)):
         raise UsageError("output would lie in a container", where=path, hint="choose a name outside of it")
+    check_writable(path.parent)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder in which this user may create nothing, before any work is done for it.
+
+    Raises:
+        EnvironmentProblem: saying so.
+    """
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise EnvironmentProblem("cannot create files here: not permitted", where=folder)

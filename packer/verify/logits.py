@@ -12,8 +12,6 @@ from packer.progress import Progress
 from packer.verify.findings import Problem
 from packer.verify.report import VerifyReport
 from packer.verify.verify import LOGITS, verify
-from runtime.budget import RESERVE
-from runtime.machine import available_memory
 
 if TYPE_CHECKING:
     from runtime.opening import Options
@@ -62,7 +60,7 @@ def verify_logits(
     config = read_config(container)
     row = 4 * config.hidden_layers * config.hidden_size
     chunk = max(1, min(options.chunk, HELD_BYTES // row))
-    options = replace(options, budget=_half(options.budget), chunk=chunk)
+    options = replace(options, models=2, chunk=chunk)
     with open_session(source, options) as theirs, open_session(container, options) as ours:
         found = compare_models(theirs, ours, texts, token_progress)
     problems = report.problems
@@ -70,11 +68,3 @@ def verify_logits(
         what = f"mean KL divergence is above the limit (expected at most {max_kl:g}, found {found.kl_mean:.6g})"
         problems = (*problems, Problem(LOGITS, what))
     return replace(report, level=LOGITS, problems=problems, logits=found)
-
-
-def _half(budget: int | None) -> int | None:
-    """What each of two models may take of a budget, or of what the machine has; None if that is not known."""
-    available = available_memory()
-    if budget is None and available is not None:
-        budget = available - max(RESERVE, available // 8)
-    return None if budget is None else max(1, budget // 2)

@@ -483,6 +483,16 @@ def test_pln_05_a_dry_run_compares_the_free_space(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_output_that_cannot_be_written(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or not mode & os.W_OK)
+    assert run(["pack", K3, str(tmp_path / "out"), *more]) == 4
+    assert f"{tmp_path}: cannot create files here: not permitted" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_pln_06_fewer_jobs_where_memory_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,6 +127,7 @@ def test_text_is_read_by_the_model_s_own_tokenizer(
     ("arguments", "code", "message"),
     [
         ([], 2, "found none of them"),
+        (["--ids", ""], 2, "--ids: no token ids"),
         (["--ids", "1,512"], 2, "entry 2 is no token id (expected 0 to 511, found '512')"),
         (["--ids", "1", "--layers"], 2, "--layers: there is no file to save layers in"),
         (["--ids", "1,2,3", "--context", "2"], 2, "expected at least 3, found 2"),

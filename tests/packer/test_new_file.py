@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from formats.errors import UsageError
+from formats.errors import EnvironmentProblem, UsageError
 from packer.storage.new_file import check_free
 from tests.support.containers import build_container
 
@@ -27,3 +28,10 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=what):
             check_free(path)
+
+
+def test_a_folder_that_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before any work is done; the system is asked, for to an administrator permissions say nothing."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or not mode & os.W_OK)
+    with pytest.raises(EnvironmentProblem, match="cannot create files here: not permitted"):
+        check_free(tmp_path / "new")

@@ -19,10 +19,11 @@ from formats.container import expected_files, open_container
 from formats.errors import EnvironmentProblem, FormatError, Interrupted, MoepackError, UsageError
 from formats.families import bind
 from formats.manifest import FILE_NAME
+from packer.commands import run
 from packer.pipeline import PackResult, pack
 from packer.planning.plan import Plan, make_plan
 from packer.planning.selection import parse_selection
-from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR, check_begun
 from packer.recipe.recipe import default_recipe, load_recipe, override
 from packer.storage.lock import exclusive
 from packer.storage.system import SYSTEM
@@ -183,6 +184,13 @@ def test_resume_with_another_recipe_lists_the_differences(tmp_path: Path) -> Non
         packed(DATA / "k3-tiny", out, planned(DATA / "k3-tiny"), stop=stop)
     with pytest.raises(UsageError, match=r"fitting\.seed was 0, is 7"):
         packed(DATA / "k3-tiny", out, planned(DATA / "k3-tiny", None, "fitting.seed=7"))
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    check_begun(out, planned(DATA / "k3-tiny"))
+    with pytest.raises(UsageError, match=r"fitting\.seed was 0, is 7"):
+        check_begun(out, planned(DATA / "k3-tiny", None, "fitting.seed=7"))
+    dry = ["pack", str(DATA / "k3-tiny"), str(out), "--dry-run", "--quiet"]
+    assert [run(dry), run([*dry, "--effort", "fast"]), run([*dry, "--effort", "fast", "--restart"])] == [0, 2, 0]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert (
         packed(DATA / "k3-tiny", out, planned(DATA / "k3-tiny", None, "fitting.seed=7"), restart=True).resumed_units
         == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,22 @@ def test_what_cannot_be_done_is_one_line(
     assert captured.out == ""
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_the_least_budget_is_that_of_both_models(lossy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the refusal asks for is enough, and a page less is not."""
+    arguments = ["verify", str(lossy), "--source", str(SMALL), "--ids", "1,2", "--budget"]
+    least = 1 << 20
+    for _ in range(2):  # the source's refusal, and then perhaps the container's
+        if run([*arguments, str(least)]) == 0:
+            break
+        found = re.search(r"expected at least (\d+) bytes \(\d+ MiB\) for 2 models", capsys.readouterr().err)
+        assert found is not None
+        least = int(found[1])
+    capsys.readouterr()
+    assert run([*arguments, str(least)]) == 0
+    assert run([*arguments, str(least - 2)]) == 2
+    assert f"expected at least {least} bytes" in capsys.readouterr().err
 
 
 def test_what_is_not_used_is_said(lossy: Path, capsys: pytest.CaptureFixture[str]) -> None:
