@@ -171,7 +171,7 @@ def find_repository(
         return known
     hub = open_hub()
     output.note(f"asking {urlsplit(hub.endpoint).hostname} for {repository}")
-    return hub, list_repository(hub, repository, revision=revision, limits=limits, stop=stop)
+    return hub, list_repository(hub, repository, revision=revision, limits=limits, stop=stop, tell=output.note)
 
 
 def _refuse_options(options: OriginOptions) -> None:

@@ -95,8 +95,9 @@ def list_repository(
     limits: Limits | None = None,
     stop: threading.Event | None = None,
     rng: random.Random | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Listing:
-    """Resolve a revision to a commit, and list all files of it.
+    """Resolve a revision to a commit, and list all files of it. ``tell`` is told of every pause before another try.
 
     Raises:
         UsageError: no such repository or revision, as far as these credentials can see.
@@ -114,7 +115,10 @@ def list_repository(
             info = _in_time(lambda: _ask(hub, repository, wanted, where), stop)
             break
         except Trouble as trouble:
-            if stop.wait(patience.failed(trouble, 0)):
+            pause = patience.failed(trouble, 0)
+            if tell is not None:
+                tell(f"no answer: {trouble.what}; asking again in {pause:.0f} s")
+            if stop.wait(pause):
                 raise Interrupted("stopped") from None
     if not isinstance(info.sha, str) or not is_commit(info.sha) or info.siblings is None:
         raise EnvironmentProblem("server names no commit or no files", where=where, found=repr(info.sha)[:80])

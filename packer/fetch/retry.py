@@ -92,7 +92,7 @@ class Patience:
             f"given up after {self._in_row} attempts in a row without progress ({self._failures} in all,"
             f" {self._waited:.0f} s of waiting{asked}): {trouble.what}",
             where=self._where,
-            hint="what has arrived is kept: give the same command again later, it continues",
+            hint="give the same command again later: it continues, and what has arrived is kept",
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -376,7 +377,10 @@ def test_stopped(hub: HubServer, tmp_path: Path) -> None:
 
 def test_listing_is_asked_for_again(hub: HubServer) -> None:
     hub.listing_faults = [503, 429]
-    assert list_repository(open_hub(hub.endpoint), hub.repository, limits=QUICK).commit == COMMIT
+    told: list[str] = []
+    assert list_repository(open_hub(hub.endpoint), hub.repository, limits=QUICK, tell=told.append).commit == COMMIT
+    assert [re.search(r"503|429", line)[0] for line in told] == ["503", "429"]  # type: ignore[index]
+    assert all(re.search(r"asking again in \d+ s$", line) for line in told)
 
 
 @pytest.mark.parametrize(
