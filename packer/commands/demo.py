@@ -72,7 +72,7 @@ def demo(output: Output, *, folder: Path | None) -> int:
     else:
         bundle.show_table(output, rows)
     if folder is not None:
-        output.hint(f"{command_line(['run', packed['3-bit'], '--interactive'])}")
+        output.hint(command_line(["run", packed["3-bit"], "--interactive"]))
     return 0
 
 

@@ -72,7 +72,7 @@ def run(
         raise UsageError(
             "one prompt wanted",
             expected="PROMPT, --ids or --interactive, and one of them only",
-            hint=f'moepack run {typed_path(container)} "Once upon a time", or --interactive for lines of stdin',
+            hint=f'moepack run {typed_path(container)} "Once upon a time", or --interactive for prompts from stdin',
         )
     if prompt is not None and not os.path.lexists(container) and is_container(Path(prompt)):
         raise UsageError("the container comes first, then the prompt", where=prompt, expected="run CONTAINER PROMPT")
