@@ -373,8 +373,7 @@ def _canonical(value: Any) -> bytes:
 
 def check_identity(contents: JournalContents, identity: Mapping[str, Any], path: Path) -> None:
     """Insist that a journal has this identity, as :func:`open_or_create` does."""
-    before = dict(_leaves("", contents.identity))
-    after = dict(_leaves("", json.loads(_canonical(dict(identity)))))
+    before, after = (dict(_leaves("", json.loads(_canonical(dict(one))))) for one in (contents.identity, identity))
     differences = [
         f"{key} was {before.get(key, 'absent')[:80]}, is {after.get(key, 'absent')[:80]}"
         for key in [*before, *(key for key in after if key not in before)]

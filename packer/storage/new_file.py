@@ -32,4 +32,5 @@ def check_writable(folder: Path) -> None:
         EnvironmentProblem: saying so.
     """
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise EnvironmentProblem("cannot create files here: not permitted", where=folder)
+        why = "file system is read-only" if os.statvfs(folder).f_flag & os.ST_RDONLY else "not permitted"
+        raise EnvironmentProblem(f"cannot create files here: {why}", where=folder)
