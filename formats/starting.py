@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import resource
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from formats.errors import EnvironmentProblem
@@ -29,22 +29,22 @@ def start(thread: threading.Thread) -> None:
         thread.start()
 
 
-def start_some(threads: Sequence[threading.Thread]) -> list[threading.Thread]:
-    """Start threads, or the first of them that there is room for; those that run.
+def start_some(threads: Iterable[threading.Thread]) -> Iterator[threading.Thread]:
+    """Start threads, or the first of them that there is room for: each is handed out as soon as it runs.
 
     Raises:
         EnvironmentProblem: there is not even room for one.
     """
-    started: list[threading.Thread] = []
+    none = True
     for thread in threads:
         try:
             start(thread)
         except EnvironmentProblem:
-            if not started:
+            if none:
                 raise
-            break
-        started.append(thread)
-    return started
+            return
+        none = False
+        yield thread
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from formats.encoded import EncodedMatrix, multiply
 from formats.errors import EnvironmentProblem
-from formats.starting import start
+from formats.starting import start_some
 
 Single = NDArray[np.float32]
 Result = TypeVar("Result")
@@ -66,15 +66,15 @@ class Workers:
         if self.threads == 1 or self._closed:
             return False
         with self._lock:
-            while len(self._helpers) < self.threads - 1:
-                helper = threading.Thread(target=self._help, name="moepack-worker", daemon=True)
+            if absent := self.threads - 1 - len(self._helpers):
                 try:
-                    start(helper)
+                    for helper in start_some(
+                        threading.Thread(target=self._help, name="moepack-worker", daemon=True) for _ in range(absent)
+                    ):
+                        self._helpers.append(helper)  # one by one: an interruption must not lose those that run
                 except EnvironmentProblem:  # no more threads: those that there are do the work, or the caller alone
                     if not self._helpers:
                         return False
-                    break
-                self._helpers.append(helper)
         self._tasks.put(task)
         return True
 

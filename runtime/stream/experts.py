@@ -114,11 +114,11 @@ class ExpertStream:
         self._lock = threading.Lock()
         self._wanted = threading.Condition(self._lock)  # for readers: there may be something to read, or room for it
         count = (readers or readers_for(loader.part_bytes)) if slots else 0
-        self._readers = start_some(
-            [
+        self._readers = list(
+            start_some(
                 threading.Thread(target=self._read_on, name=f"moepack-reader-{number}", daemon=True)
                 for number in range(count)
-            ]
+            )
         )
 
     def close(self) -> None:
