@@ -134,12 +134,10 @@ def divide(
         least = floor.streamed_bytes
     chosen = budget is None
     if budget is None:
-        everything = floor.resident_bytes + needs.experts * needs.slot_bytes
-        free = None if available is None else (available - max(RESERVE, available // 8)) // models
-        budget = everything if free is None else min(everything, free)
-    else:
-        budget //= models
-    if budget < least:
+        everything = models * (floor.resident_bytes + needs.experts * needs.slot_bytes)
+        budget = everything if available is None else min(everything, available - max(RESERVE, available // 8))
+    share = budget // models
+    if share < least:
         largest = sorted(floor.streamed if trunk != RESIDENT else floor.resident, key=lambda part: -part.bytes)[:3]
         kind = EnvironmentProblem if chosen else UsageError
         raise kind(
@@ -147,20 +145,20 @@ def divide(
             where=None if chosen else "--budget",
             expected=f"at least {models * least} bytes ({_mib(models * least)})"
             + (f" for {models} models, which share it" if models > 1 else ""),
-            found=f"{models * max(budget, 0)} bytes",
+            found=f"{max(budget, 0)} bytes",
             hint="the largest parts are "
             + ", ".join(f"{part.name} {_mib(part.bytes)}" for part in largest)
             + "; fewer tokens at a time lower it: --context and --chunk in run and eval, --window in verify and"
             " calibrate, --warm and -n in bench",
         )
-    held = trunk == RESIDENT or (trunk == AUTO and budget >= floor.resident_bytes)
+    held = trunk == RESIDENT or (trunk == AUTO and share >= floor.resident_bytes)
     parts, used = (floor.resident, floor.resident_bytes) if held else (floor.streamed, floor.streamed_bytes)
     least_slots = _least_slots(description, needs)
     slots = least_slots
     if needs.slot_bytes:
-        slots = min(needs.experts, least_slots + (budget - used) // needs.slot_bytes)
+        slots = min(needs.experts, least_slots + (share - used) // needs.slot_bytes)
     more = Part(f"{slots - least_slots} more experts", (slots - least_slots) * needs.slot_bytes)
-    return BudgetPlan(budget, (*parts, more) if more.bytes else parts, RESIDENT if held else STREAMED, slots)
+    return BudgetPlan(share, (*parts, more) if more.bytes else parts, RESIDENT if held else STREAMED, slots)
 
 
 def _mib(size: int) -> str:

@@ -173,7 +173,7 @@ def test_what_cannot_be_done_is_one_line(
 
 
 def test_the_least_budget_is_that_of_both_models(lossy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What the refusal asks for is enough, and a page less is not."""
+    """What the refusal asks for is enough, and two bytes less is not."""
     arguments = ["verify", str(lossy), "--source", str(SMALL), "--ids", "1,2", "--budget"]
     least = 1 << 20
     for _ in range(2):  # the source's refusal, and then perhaps the container's
