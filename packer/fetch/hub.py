@@ -109,16 +109,13 @@ def list_repository(
     limits, stop = limits or Limits(), stop or threading.Event()
     where = f"{urlsplit(hub.endpoint).hostname}: {repository}"
     wanted = DEFAULT_REVISION if revision is None else revision
-    patience = Patience(limits, where, rng or random.Random())
+    patience = Patience(limits, where, rng or random.Random(), tell)
     while True:
         try:
             info = _in_time(lambda: _ask(hub, repository, wanted, where), stop)
             break
         except Trouble as trouble:
-            pause = patience.failed(trouble, 0)
-            if tell is not None:
-                tell(f"no answer: {trouble.what}; asking again in {pause:.0f} s")
-            if stop.wait(pause):
+            if stop.wait(patience.failed(trouble, 0)):
                 raise Interrupted("stopped") from None
     if not isinstance(info.sha, str) or not is_commit(info.sha) or info.siblings is None:
         raise EnvironmentProblem("server names no commit or no files", where=where, found=repr(info.sha)[:80])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -55,8 +56,12 @@ class Trouble(Exception):
 class Patience:
     """Counts the failures of one file against its :class:`Limits`."""
 
-    def __init__(self, limits: Limits, where: str, rng: random.Random) -> None:
+    def __init__(
+        self, limits: Limits, where: str, rng: random.Random, tell: Callable[[str], None] | None = None
+    ) -> None:
+        """``tell`` is told of every pause."""
         self._limits = limits
+        self._tell = tell
         self._where = where
         self._rng = rng
         self._best = 0
@@ -84,6 +89,8 @@ class Patience:
         if self._waited + delay > limits.waiting_seconds:
             raise self._spent(trouble)
         self._waited += delay
+        if self._tell is not None:
+            self._tell(f"no answer: {trouble.what}; asking again in {delay:.0f} s")
         return delay
 
     def _spent(self, trouble: Trouble) -> EnvironmentProblem:

@@ -12,7 +12,7 @@ from formats.errors import UsageError
 from formats.files import file_bytes, named_file, read_exactly
 
 MAX_BYTES = 64 << 20
-_LIST = re.compile(r"[\s,]*-?[0-9][^./]*")  # or meant as one: its bad entry is named, not a file
+_LIST = re.compile(r"(?:[\s,]*-?[0-9][^./]*)?")  # or meant as one: its bad entry is named, not a file
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read_tokens(tokens: TokenInput, vocabulary: int, encode: Callable[[str], Seq
         if not ids:
             raise UsageError("text is empty", where=tokens.text)
         return ids
-    if tokens.ids is not None and (not tokens.ids or (_LIST.fullmatch(tokens.ids) and not os.path.lexists(tokens.ids))):
+    if tokens.ids is not None and _LIST.fullmatch(tokens.ids) and not os.path.lexists(tokens.ids):
         return parse_ids(tokens.ids, vocabulary, where="--ids")
     path = Path(tokens.ids) if tokens.ids is not None else tokens.ids_file
     assert path is not None  # one of the two is given
