@@ -74,7 +74,7 @@ def foreknowing(path: Path, options: Options, routes: Routes, layers: int, stack
     weights = open_weights(path, options, stack)
     experts = Foreknowing(weights.store.experts, routes, layers)
     knowing = replace(weights, store=replace(weights.store, experts=experts))
-    step = conversation(knowing, replace(options, look_ahead=False), None)
+    step = conversation(knowing, options, None)
 
     def decode(token: int) -> float:
         began = time.perf_counter()

@@ -208,7 +208,7 @@ def _alone(path: Path, weights: Weights, options: Options, stack: ExitStack) -> 
             return None
     experts = PresentExperts(weights.stream, weights.workers)
     held = replace(held, workers=weights.workers, store=replace(held.store, experts=experts))
-    twice = replace(options, look_ahead=False, context=2 * options.context)  # for each token is fed twice
+    twice = replace(options, context=2 * options.context)  # for each token is fed twice
     step = conversation(held, twice, None)
 
     def alone(token: int) -> NDArray[np.float32]:
