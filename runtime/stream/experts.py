@@ -309,7 +309,7 @@ class ExpertStream:
         """Nobody needs an entry where it is any more: its slot may go to one that waits."""
         entry.pins = 0
         self._table.settle(entry)
-        if self._pending:
+        if self._pending.room():
             self._wanted.notify()
 
     def _end(self, call: Call) -> None:
@@ -346,8 +346,8 @@ class ExpertStream:
                         self._wanted.wait()
                     if part is None:
                         return
-                    if self._pending:
-                        self._wanted.notify()  # there may be something for another one
+                    if self._pending.at_hand:
+                        self._wanted.notify()
                     self._counters.ahead_reads += part.early and part.first
                     self._counters.evictions = self._table.evictions
                 self._read(part)

@@ -46,9 +46,18 @@ class Pending:
     _needed: deque[Entry] = field(default_factory=deque)
     _expected: deque[Entry] = field(default_factory=deque)
     _early: int = 0
+    _no_room: bool = False  # the last look found something to read and no slot for it
 
-    def __bool__(self) -> bool:
-        return bool(self._needed or self._expected)
+    @property
+    def at_hand(self) -> bool:
+        """Whether another reader would probably find something; one that looks in vain costs a change of threads."""
+        early = bool(self._expected) and self._early < self.early_reads
+        return early or (bool(self._needed) and not self._no_room)
+
+    def room(self) -> bool:
+        """A slot may be had now; whether that is what the last look for something to read found missing."""
+        missed, self._no_room = self._no_room, False
+        return missed
 
     def clear(self) -> None:
         """Nothing is to be read any more."""
@@ -72,6 +81,7 @@ class Pending:
 
     def next(self) -> Part | None:
         """The next part, for a reader that says ``ended`` afterwards; None if there is none, or no room for it."""
+        self._no_room = False
         for queue in (self._needed, self._expected):
             early = queue is self._expected
             while queue and not self._is_left(queue[0], early):
@@ -81,6 +91,7 @@ class Pending:
             entry = queue[0]
             first = entry.state is State.WAITING
             if first and not self.table.take_slot(entry):
+                self._no_room = True
                 continue  # what is expected and has begun may be in the way: it goes on
             number, entry.handed, entry.under_way = entry.handed, entry.handed + 1, entry.under_way + 1
             self._early += early

@@ -30,7 +30,7 @@ def test_parts_come_in_order_and_each_once() -> None:
     where = pending(4)
     entry(where, 1, pins=1), entry(where, 2, parts=1, pins=1)
     assert handed(where) == [(1, 0), (1, 1), (2, 0)]
-    assert not where
+    assert not where.at_hand
 
 
 def test_needed_before_expected_and_few_of_those() -> None:
@@ -105,3 +105,25 @@ def test_wanted_again_before_it_has_gone() -> None:
     assert handed(where) == [(1, 1)]
     assert part is not None
     assert not where.ended(part)
+
+
+def test_what_is_at_hand_for_another_reader() -> None:
+    where = pending(2, early_reads=1)
+    assert not where.at_hand
+    entry(where, 1)
+    assert where.at_hand
+    early = where.next()
+    assert early is not None
+    assert not where.at_hand  # as many early reads as may be
+    entry(where, 2, pins=1, parts=1)
+    assert where.at_hand
+    assert where.next() is not None
+    entry(where, 3, pins=1)
+    assert where.at_hand
+    assert where.next() is None
+    assert not where.at_hand  # both slots are being read into
+    assert where.room()  # and whoever makes room should say so
+    assert where.at_hand
+    assert not where.room()  # once
+    where.ended(early)
+    assert where.at_hand
