@@ -10,6 +10,7 @@ back without its lock.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -29,12 +30,14 @@ Result = TypeVar("Result")
 ROWS_TOGETHER = 64  # rows of a piece are a multiple of it: the block of the codec rvq, and whole cache lines of outputs
 WORTH_SPLITTING = 1 << 20  # multiplications; below about 0.1 ms of them, handing work over costs more than it gains
 PIECES_EACH = 2  # a thread; more than one, so that a thread that starts late is not waited for
+WORTH_SHARING = 1 << 21  # multiplications of a range; each range of rvq rows makes tables anew, as long as 1 << 19 take
 
 
 class Workers:
     """``threads`` threads in all, the calling one included; none is started before it is needed.
 
-    One thread at a time asks for work. Helpers may also be given single tasks by anyone (``submit``).
+    One thread at a time asks for work. Helpers may also be given single tasks by anyone (``submit``), and whoever is at
+    a piece of work may share it with those who have none (``share``).
     """
 
     def __init__(self, threads: int) -> None:
@@ -45,6 +48,10 @@ class Workers:
         self._helpers: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
+        self._given = 0  # tasks that helpers are at or will be
+        self._shared: deque[_Batch] = deque()  # by helpers
+        self._waiting: SimpleQueue[None] | None = None  # the asking thread takes tokens of it and has nothing to do
+        self._visited: _Batch | None = None  # of those, the one that the asking thread takes part in
 
     def __enter__(self) -> Workers:
         return self
@@ -57,6 +64,7 @@ class Workers:
     def close(self) -> None:
         """End the helpers, after what they are at. A second call does nothing."""
         self._closed = True
+        self._leave()
         self._tasks.put(None)
         for helper in self._helpers:
             helper.join()
@@ -75,12 +83,15 @@ class Workers:
                 except EnvironmentProblem:  # no more threads: those that there are do the work, or the caller alone
                     if not self._helpers:
                         return False
+            self._given += 1
         self._tasks.put(task)
         return True
 
     def _help(self) -> None:
         while (task := self._tasks.get()) is not None and not self._closed:
             task()
+            with self._lock:
+                self._given -= 1
         self._tasks.put(None)  # for the next one
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
@@ -101,7 +112,7 @@ class Workers:
                 self.submit(batch.help)
             batch.take_part()
         finally:
-            batch.end()
+            batch.end(self.wait)
         if batch.error is not None:
             raise batch.error
 
@@ -120,6 +131,66 @@ class Workers:
         step = -(-total // (PIECES_EACH * self.threads * unit)) * unit
         self.run([partial(work, first, min(first + step, total)) for first in range(0, total, step)])
 
+    def share(self, total: int, work: Callable[[int, int], None], *, worth: int, unit: int = 1) -> None:
+        """As :meth:`split`, from any thread that is at a piece of work: among it and those that have nothing to do.
+
+        Each does one range, if all begin at once. Where nobody is idle, or the ranges would be too small to be worth
+        it, the caller does everything.
+        """
+        with self._lock:
+            waiting = self._waiting
+            idle = 0 if self._closed else max(self.threads - 1 - self._given, 0) + (waiting is not None)
+        ranges = min(1 + idle, worth // WORTH_SHARING, -(-total // unit))
+        if ranges < 2:
+            work(0, total)
+            return
+        step = -(-total // (ranges * unit)) * unit
+        batch = _Batch([partial(work, first, min(first + step, total)) for first in range(0, total, step)])
+        try:
+            for _ in range(ranges - 1 - (waiting is not None)):
+                self.submit(batch.help)
+            if waiting is not None:
+                with self._lock:
+                    self._shared.append(batch)
+                waiting.put(None)
+            batch.take_part()
+        finally:
+            batch.end(SimpleQueue.get)
+        if batch.error is not None:
+            raise batch.error
+
+    def wait(self, news: SimpleQueue[None]) -> None:
+        """Take a token of ``news``, on the asking thread, or take part in what a helper shares: either may change much.
+
+        An interruption leaves nothing behind that a helper would wait for.
+        """
+        try:
+            with self._lock:
+                self._visited = self._open_batch()
+                self._waiting = news if self._visited is None else None
+            if self._visited is None:
+                news.get()
+                with self._lock:
+                    self._waiting = None
+                    self._visited = self._open_batch()
+            if self._visited is not None:
+                self._visited.visit()
+        finally:
+            self._waiting = None
+            self._leave()
+
+    def _open_batch(self) -> _Batch | None:
+        """A shared batch that has something left to be done."""
+        while self._shared and self._shared[0].exhausted:
+            self._shared.popleft()
+        return self._shared[0] if self._shared else None
+
+    def _leave(self) -> None:
+        """The asking thread takes no part in what is shared any more, wherever an interruption hit it."""
+        if self._visited is not None:
+            self._visited.leave()
+            self._visited = None
+
 
 class _Batch:
     """Tasks that several threads take one by one.
@@ -133,34 +204,58 @@ class _Batch:
         self._lock = threading.Lock()
         self._next = 0
         self._helping = 0  # helpers that are at a task
+        self._visiting = False  # a thread that may be interrupted is at a task
         self._ended: SimpleQueue[None] = SimpleQueue()
         self.error: BaseException | None = None
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether all tasks were taken."""
+        return self._next >= len(self._tasks)
+
     def take_part(self) -> None:
         """What the caller does: take tasks until there are none."""
-        while (task := self._take(0)) is not None:
+        while (task := self._take()) is not None:
             self._do(task)
 
     def help(self) -> None:
         """What a helper does: the same, and say when it has ended one."""
-        while (task := self._take(1)) is not None:
+        while (task := self._take(helping=1)) is not None:
             self._do(task)
             with self._lock:
                 self._helping -= 1
             self._ended.put(None)
 
-    def end(self) -> None:
-        """Let nobody begin on another task, and wait until no helper is at one."""
+    def visit(self) -> None:
+        """What a thread does that helps and may be interrupted; ``leave`` follows, whatever happens."""
+        while (task := self._take(visiting=True)) is not None:
+            self._do(task)
+            with self._lock:
+                self._visiting = False
+            self._ended.put(None)
+
+    def leave(self) -> None:
+        """The visitor is at no task any more; if it was interrupted on the way to one or from it, the batch fails."""
+        with self._lock:
+            if self._visiting:
+                self.error = self.error or InterruptedError("interrupted")
+                self._next = len(self._tasks)
+                self._visiting = False
+        self._ended.put(None)
+
+    def end(self, wait: Callable[[SimpleQueue[None]], None]) -> None:
+        """Let nobody begin on another task, and wait until nobody else is at one; ``wait`` takes tokens."""
         with self._lock:
             self._next = len(self._tasks)
-        wait_out(lambda: not self._helping, self._ended)
+        wait_out(lambda: not (self._helping or self._visiting), partial(wait, self._ended))
 
-    def _take(self, helping: int) -> Callable[[], None] | None:
+    def _take(self, *, helping: int = 0, visiting: bool = False) -> Callable[[], None] | None:
         with self._lock:
-            if self._next >= len(self._tasks):
+            if self.exhausted:
                 return None
             self._next += 1
             self._helping += helping
+            self._visiting |= visiting
             return self._tasks[self._next - 1]
 
     def _do(self, task: Callable[[], None]) -> None:
@@ -172,13 +267,13 @@ class _Batch:
                 self._next = len(self._tasks)
 
 
-def wait_out(over: Callable[[], bool], news: SimpleQueue[None]) -> None:
-    """Take tokens until something is over that will be soon; an interruption comes out afterwards, not in between."""
+def wait_out(over: Callable[[], bool], wait: Callable[[], None]) -> None:
+    """Wait, again and again, until something is over that will be soon; an interruption comes out afterwards."""
     interruption: BaseException | None = None
     while True:
         try:
             while not over():
-                news.get()
+                wait()
             break
         except BaseException as error:
             interruption = error

@@ -11,7 +11,7 @@ from formats.encoded import EncodedMatrix, multiply, multiply_pair
 from formats.families.kimi_config import Arithmetic
 from runtime.models.arithmetic import sigmoid, silu
 from runtime.store import Expert, Tensors
-from runtime.threads import Workers, multiply_rows
+from runtime.threads import ROWS_TOGETHER, Workers, multiply_rows
 
 Single = NDArray[np.float32]
 Activation = Callable[[Single, Single], Single]
@@ -36,8 +36,8 @@ def activation(arithmetic: Arithmetic) -> Activation:
     return situ
 
 
-def apply_expert(expert: Expert, inputs: Single, act: Activation) -> tuple[Single, Single]:
-    """One routed expert, on the calling thread alone.
+def apply_expert(expert: Expert, inputs: Single, act: Activation, workers: Workers) -> tuple[Single, Single]:
+    """One routed expert, on the calling thread, which may be any; those that have nothing to do take part.
 
     Args:
         inputs: float32 [n, width].
@@ -45,9 +45,20 @@ def apply_expert(expert: Expert, inputs: Single, act: Activation) -> tuple[Singl
     Returns:
         What goes into the down matrix, float32 [n, expert width], and what comes out of it, float32 [n, width].
     """
-    gate, up = multiply_pair(expert.gate, expert.up, inputs)
-    activated = act(gate, up)
-    return activated, multiply(expert.down, activated)
+    count, gate, up, down = len(inputs), expert.gate, expert.up, expert.down
+    gates, ups = (np.empty((count, matrix.rows), np.float32) for matrix in (gate, up))
+    outputs = np.empty((count, down.rows), np.float32)
+
+    def enter(first: int, stop: int) -> None:
+        multiply_pair(gate, up, inputs, first=first, stop=stop, outs=(gates, ups))
+
+    def leave(first: int, stop: int) -> None:
+        multiply(down, activated, first=first, stop=stop, out=outputs)
+
+    workers.share(gate.rows, enter, worth=2 * count * gate.rows * gate.cols, unit=ROWS_TOGETHER)
+    activated = act(gates, ups)
+    workers.share(down.rows, leave, worth=count * down.rows * down.cols, unit=ROWS_TOGETHER)
+    return activated, outputs
 
 
 def apply_mlp(tensors: Tensors, name: str, inputs: Single, act: Activation, workers: Workers) -> Single:

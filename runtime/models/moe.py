@@ -119,11 +119,12 @@ class MoeBlock:
 
         def work(expert: Expert) -> None:
             tokens, places = np.nonzero(routes.chosen == expert.expert)
-            inputs, weights = narrow[tokens], routes.weights[tokens, places]
+            inputs = narrow[tokens]
             with np.errstate(all="ignore"):  # as in the thread that waits; what is not finite shows in the logits
-                activated, outputs = apply_expert(expert, inputs, act)
-                parts[tokens, places] = outputs * weights[:, None]
+                activated, outputs = apply_expert(expert, inputs, act, self.workers)
+            parts[tokens, places] = outputs
             if watch is not None:
+                weights = routes.weights[tokens, places]
                 watch.expert(ExpertUse(expert.expert, tokens, weights, inputs, activated, outputs))
 
         shared: list[Single] = []
@@ -134,6 +135,7 @@ class MoeBlock:
             look_ahead(shared[0] if shared else None)
 
         self.experts.compute(self.layer, [int(e) for e in np.unique(routes.chosen)], work, meanwhile)
+        parts *= routes.weights[:, :, None]
         total = parts[:, 0]
         for place in range(1, parts.shape[1]):  # in the order of the experts, whichever came first
             total = total + parts[:, place]

@@ -273,7 +273,7 @@ class ExpertStream:
                 self._do(call, job, helping=False)
                 continue
             began = time.perf_counter()
-            call.news.get()
+            self._workers.wait(call.news)
             if idle:  # nobody worked meanwhile
                 with self._lock:
                     self._counters.stall_seconds += time.perf_counter() - began
@@ -317,7 +317,7 @@ class ExpertStream:
         with self._lock:
             call.stopped = True
         try:
-            wait_out(lambda: not call.busy, call.news)
+            wait_out(lambda: not call.busy, partial(self._workers.wait, call.news))
         finally:
             with self._lock:
                 if not call.busy:  # or an interruption hit the waiting itself, and the next call waits

@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from formats.encoded import RawMatrix
+from runtime import threads
 from runtime.store import Expert
 from runtime.stream.experts import ExpertStream
-from runtime.threads import Coming, Workers
+from runtime.threads import WORTH_SHARING, Coming, Workers
 from tests.runtime.stream.fake_loader import FakeLoader, values_of
 
 pytestmark = [
@@ -93,14 +94,14 @@ class Checked:
 
 
 @pytest.mark.parametrize("split", [1, 3])
-@pytest.mark.parametrize(("slots", "readers", "threads"), [(1, 1, 1), (3, 2, 3), (9, 4, 2), (30, 2, 1)])
-def test_interrupted_layers(slots: int, readers: int, threads: int, split: int) -> None:
+@pytest.mark.parametrize(("slots", "readers", "count"), [(1, 1, 1), (3, 2, 3), (9, 4, 2), (30, 2, 1)])
+def test_interrupted_layers(slots: int, readers: int, count: int, split: int) -> None:
     rng = random.Random(slots)
     loader = FakeLoader(
         layer_experts=(0, 10, 10, 10), delay=lambda layer, expert: 0.0003 * ((layer * 7 + expert) % 5), split=split
     )
     interrupted = 0
-    with interruptions() as interrupter, Workers(threads) as workers:
+    with interruptions() as interrupter, Workers(count) as workers:
         stream = ExpertStream(loader, slots=slots, workers=workers, readers=readers)
         for _ in range(60):
             layer, coming = rng.randrange(1, 4), rng.randrange(1, 4)
@@ -147,6 +148,88 @@ def test_interrupted_waiting_for_workers() -> None:
         done: list[int] = []
         workers.run([lambda number=number: done.append(number) for number in range(20)])  # type: ignore[misc]
         assert sorted(done) == list(range(20))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_interrupted_between_taking_a_shared_range_and_doing_it(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper is not left waiting for a range that nobody does any more, and hears of it."""
+    do = threads._Batch._do
+
+    def interrupted(batch: threads._Batch, task: Callable[[], None]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            do(batch, task)
+            return
+        if not before:
+            do(batch, task)
+        raise Stopped
+
+    monkeypatch.setattr(threads._Batch, "_do", interrupted)
+    meeting = threading.Barrier(2, timeout=20)
+    outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    def work(first: int, stop: int) -> None:
+        if not before:
+            meeting.wait()
+        elif threading.current_thread() is not threading.main_thread():
+            time.sleep(0.05)  # so that the asking thread takes the other range
+
+    def shares() -> None:
+        while workers._waiting is None:
+            time.sleep(0)
+        try:
+            workers.share(2, work, worth=2 * WORTH_SHARING)
+            outcomes.put(None)
+        except BaseException as error:
+            outcomes.put(error)
+
+    with Workers(2) as workers:
+        assert workers.submit(shares)
+        with pytest.raises(Stopped):
+            workers.wait(SimpleQueue())
+        assert isinstance(outcomes.get(timeout=20), InterruptedError)
+
+
+def test_interrupted_taking_part_in_what_a_helper_shares() -> None:
+    """Wherever it is hit: a helper that shares ends, with all ranges done or an error."""
+    outcomes: list[BaseException | None] = []
+
+    def shares() -> None:
+        while workers._waiting is None:
+            time.sleep(0)
+        began = [0, 0]
+
+        def work(first: int, stop: int) -> None:
+            began[first] += 1
+            time.sleep(0.0005)
+            began[first] += 1
+
+        try:
+            workers.share(2, work, worth=2 * WORTH_SHARING)
+            outcomes.append(None if began == [2, 2] else AssertionError(began))
+        except BaseException as error:
+            outcomes.append(error)
+
+    news: SimpleQueue[None] = SimpleQueue()
+    interrupted = 0
+    with interruptions() as interrupter, Workers(2) as workers:
+        for round_ in range(400):
+            outcomes.clear()
+            assert workers.submit(lambda: (shares(), news.put(None)))  # type: ignore[func-returns-value, arg-type, return-value]
+            try:
+                interrupter.arm(0.000005 * round_)
+                workers.wait(news)
+                workers.wait(news)
+            except Stopped:
+                interrupted += 1
+            interrupter.armed = False
+            end = time.monotonic() + 20
+            while not outcomes:
+                assert time.monotonic() < end
+                workers._waiting = workers._waiting or news  # so that one who was late does not wait for ever
+            assert not isinstance(outcomes[0], AssertionError)
+            while not news.empty():
+                news.get()
+    assert interrupted
 
 
 def test_interrupted_waiting_for_what_is_coming() -> None:
