@@ -49,9 +49,9 @@ class Workers:
         self._lock = threading.Lock()
         self._closed = False
         self._given = 0  # tasks that helpers are at or will be
-        self._shared: deque[_Batch] = deque()  # by helpers
-        self._waiting: SimpleQueue[None] | None = None  # the asking thread takes tokens of it and has nothing to do
-        self._visited: _Batch | None = None  # of those, the one that the asking thread takes part in
+        self._shared: deque[_Batch] = deque()  # what helpers share with the asking thread
+        self._visited: _Batch | None = None  # of that, what the asking thread takes part in
+        self._waiting: SimpleQueue[None] | None = None  # where the asking thread waits for news with nothing to do
 
     def __enter__(self) -> Workers:
         return self
@@ -132,10 +132,10 @@ class Workers:
         self.run([partial(work, first, min(first + step, total)) for first in range(0, total, step)])
 
     def share(self, total: int, work: Callable[[int, int], None], *, worth: int, unit: int = 1) -> None:
-        """As :meth:`split`, from any thread that is at a piece of work: among it and those that have nothing to do.
+        """As :meth:`split`, but from any thread at a piece of work, and only with those that have nothing to do.
 
-        Each does one range, if all begin at once. Where nobody is idle, or the ranges would be too small to be worth
-        it, the caller does everything.
+        There are as many ranges as threads, since each costs something. Where nobody is idle, or ranges would be too
+        small to be worth it, the caller does everything.
         """
         with self._lock:
             waiting = self._waiting
@@ -160,9 +160,10 @@ class Workers:
             raise batch.error
 
     def wait(self, news: SimpleQueue[None]) -> None:
-        """Take a token of ``news``, on the asking thread, or take part in what a helper shares: either may change much.
+        """What the asking thread does instead of ``news.get()``: take a token, or take part in what a helper shares.
 
-        An interruption leaves nothing behind that a helper would wait for.
+        Comes back after either, so whoever waits for something looks again. An interruption leaves nothing behind that
+        a helper would wait for.
         """
         try:
             with self._lock:
