@@ -13,7 +13,8 @@ from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
 from packer.assemble import blank_manifest
 from packer.planning.plan import Plan
 from packer.storage import durable
-from packer.storage.journal import ShardSeen, check_identity, read_journal, remove_journal, reserve_path
+from packer.storage.identity import check_identity
+from packer.storage.journal import ShardSeen, read_journal, remove_journal, reserve_path
 from packer.storage.lock import exclusive
 from packer.storage.new_file import check_writable
 from packer.storage.system import SYSTEM, System, translated
@@ -126,7 +127,7 @@ def check_begun(out: Path, plan: Plan) -> None:
     """
     journal = out / WORK_DIR / JOURNAL_NAME
     if journal.exists():
-        check_identity(read_journal(journal), plan.identity, journal)
+        check_identity(read_journal(journal).identity, plan.identity, journal)
 
 
 def check_same_source(directory: Path, manifest: Manifest, hashes: Iterable[ShardSeen]) -> None:

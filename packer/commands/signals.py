@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NoReturn
 
 _INTERRUPTED = 130
+_SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 @contextmanager
@@ -24,6 +25,8 @@ def stop_on_signals(message: str) -> Iterator[threading.Event]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
+            if os.isatty(2):
+                os.write(2, _SHOW_CURSOR)  # which a bar of progress hides
             os._exit(_INTERRUPTED)
         stop.set()
         # Not through the buffered stream: the signal may have interrupted a write to it.

@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +26,10 @@ import msgspec
 from blake3 import blake3
 from msgspec import Meta
 
-from formats.errors import EnvironmentProblem, FormatError, UsageError
+from formats.errors import EnvironmentProblem, FormatError
 from formats.strict_json import parse_object
 from packer.storage.durable import flush_directory, write_file
+from packer.storage.identity import check_identity
 from packer.storage.system import SYSTEM, NoSpace, System, read_some, translated, write_all
 
 JOURNAL_VERSION = 1
@@ -36,7 +37,6 @@ MAX_BYTES = 1 << 30  # K3 takes about 15 MB
 RESERVE_SUFFIX = ".reserve"
 RESERVE_BYTES = 1 << 20
 READ_BYTES = 1 << 20
-_SHOWN = 8  # differences listed in a message
 _RESTART = "use --restart to begin anew: finished files are checked, and kept or built again"
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -220,7 +220,7 @@ def open_or_create(path: Path, identity: Mapping[str, Any], *, system: System = 
         head = {"kind": "identity", "version": JOURNAL_VERSION, "identity": dict(identity)}
         write_file(path, [_line(0, _canonical(head))], system=system)
     contents = read_journal(path, system=system)
-    check_identity(contents, identity, path)
+    check_identity(contents.identity, identity, path)
     with translated("open", path, system=system):
         fd = system.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0)
     try:
@@ -369,32 +369,3 @@ def _damaged(
 
 def _canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def check_identity(contents: JournalContents, identity: Mapping[str, Any], path: Path) -> None:
-    """Insist that a journal has this identity, as :func:`open_or_create` does."""
-    before, after = (dict(_leaves("", json.loads(_canonical(dict(one))))) for one in (contents.identity, identity))
-    differences = [
-        f"{key} was {before.get(key, 'absent')[:80]}, is {after.get(key, 'absent')[:80]}"
-        for key in [*before, *(key for key in after if key not in before)]
-        if before.get(key) != after.get(key)
-    ]
-    if differences:
-        differences.sort(key=lambda text: not text.startswith("recipe.name "))  # another recipe explains the rest
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
-        raise UsageError(
-            "settings differ from those that this output was begun with: " + "; ".join(differences[:_SHOWN]) + more,
-            where=path,
-            hint="use the same settings or another output, or --restart to begin anew",
-        )
-
-
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Dotted keys of a document with their values as JSON; empty objects and lists count as values."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    empty = True
-    for name, item in items:
-        empty = False
-        yield from _leaves(f"{key}.{name}" if key else str(name), item)
-    if empty:
-        yield key, _canonical(value).decode()
