@@ -129,7 +129,7 @@ class Workers:
             work(0, total)
             return
         step = -(-total // (PIECES_EACH * self.threads * unit)) * unit
-        self.run([partial(work, first, min(first + step, total)) for first in range(0, total, step)])
+        self.run(_ranges(total, step, work))
 
     def share(self, total: int, work: Callable[[int, int], None], *, worth: int, unit: int = 1) -> None:
         """As :meth:`split`, but from any thread at a piece of work, and only with those that have nothing to do.
@@ -145,7 +145,7 @@ class Workers:
             work(0, total)
             return
         step = -(-total // (ranges * unit)) * unit
-        batch = _Batch([partial(work, first, min(first + step, total)) for first in range(0, total, step)])
+        batch = _Batch(_ranges(total, step, work))
         try:
             for _ in range(ranges - 1 - (waiting is not None)):
                 self.submit(batch.help)
@@ -191,6 +191,11 @@ class Workers:
         if self._visited is not None:
             self._visited.leave()
             self._visited = None
+
+
+def _ranges(total: int, step: int, work: Callable[[int, int], None]) -> list[Callable[[], None]]:
+    """A task for each range of ``step`` items, the last of what is left."""
+    return [partial(work, first, min(first + step, total)) for first in range(0, total, step)]
 
 
 class _Batch:

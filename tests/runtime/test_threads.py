@@ -157,11 +157,11 @@ def shared_by_a_helper(workers: Workers, work: Callable[[int, int], None], ended
 def test_the_thread_that_waits_takes_part_in_what_a_helper_shares() -> None:
     meeting = threading.Barrier(2, timeout=20)
     ended: list[BaseException | None] = []
-    news: SimpleQueue[None] = SimpleQueue()
     with Workers(2) as workers:
         for _ in range(20):
+            news: SimpleQueue[None] = SimpleQueue()  # a token of the last round would end the waiting at once
             work = partial(shared_by_a_helper, workers, lambda first, stop: assert_(meeting.wait() >= 0), ended)
-            assert workers.submit(lambda work=work: (work(), news.put(None)))  # type: ignore[misc]
+            assert workers.submit(lambda work=work, news=news: (work(), news.put(None)))  # type: ignore[misc]
             while not ended:
                 workers.wait(news)
             assert ended.pop() is None

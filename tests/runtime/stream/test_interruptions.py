@@ -161,17 +161,16 @@ def test_interrupted_between_taking_a_shared_range_and_doing_it(before: bool, mo
             return
         if not before:
             do(batch, task)
+        reached.set()
         raise Stopped
 
     monkeypatch.setattr(threads._Batch, "_do", interrupted)
-    meeting = threading.Barrier(2, timeout=20)
+    reached = threading.Event()  # until then the helper is at the range that it took itself
     outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
 
     def work(first: int, stop: int) -> None:
-        if not before:
-            meeting.wait()
-        elif threading.current_thread() is not threading.main_thread():
-            time.sleep(0.05)  # so that the asking thread takes the other range
+        if threading.current_thread() is not threading.main_thread():
+            assert reached.wait(20)
 
     def shares() -> None:
         while workers._waiting is None:
