@@ -79,7 +79,7 @@ class PlainReads:
         self._trunk = self._reads.open(container.open_again(trunk.file), trunk.file)
         loader = ContainerExperts(container, self._reads)
         self._cache = Cache(loader.layer_experts, slots, Frequency(loader.layer_experts))
-        self._reader = PlainReader(readers_for(loader.part_bytes), max(loader.slot_bytes, TRUNK_PIECE_BYTES))
+        self._reader = PlainReader(readers_for(loader.slot_bytes), max(loader.slot_bytes, TRUNK_PIECE_BYTES))
 
     def close(self) -> None:
         """Close the files."""
