@@ -37,9 +37,14 @@ class Token:
         """Plain reads of everything."""
         return self.experts + self.trunk
 
+    @property
+    def larger(self) -> float | None:
+        """The larger of reading alone and computing alone, if both were measured."""
+        return larger_of(self.reading, self.computing)
+
     def over_larger(self, seconds: float | None) -> float | None:
         """Seconds of this token in proportion to the larger of reading alone and computing alone."""
-        return over_larger(seconds, self.reading, self.computing)
+        return over(seconds, self.larger)
 
 
 @dataclass(frozen=True)
@@ -114,16 +119,35 @@ class Bench:
     @property
     def ratio(self) -> float | None:
         """Together, in proportion to the larger of reading alone and computing alone; sums over all tokens."""
-        return over_larger(self.seconds, self.reading_seconds, self.computing_seconds)
+        return over(self.seconds, larger_of(self.reading_seconds, self.computing_seconds))
 
     @property
     def apart_ratio(self) -> float | None:
         """The same of both at once."""
-        return over_larger(self.apart_seconds, self.reading_seconds, self.computing_seconds)
+        return over(self.apart_seconds, larger_of(self.reading_seconds, self.computing_seconds))
+
+    @property
+    def larger_seconds(self) -> float | None:
+        """The larger of reading alone and computing alone of each token, summed: what a perfect overlap would take.
+
+        A token begins when the one before has ended, so what reading has to spare in one token is of no use to the
+        next. Where both take about equally long this is more than the larger of the two sums.
+        """
+        return _sum(token.larger for token in self.tokens)
+
+    @property
+    def paced_ratio(self) -> float | None:
+        """Together, in proportion to ``larger_seconds``."""
+        return over(self.seconds, self.larger_seconds)
+
+    @property
+    def apart_paced_ratio(self) -> float | None:
+        """The same of both at once."""
+        return over(self.apart_seconds, self.larger_seconds)
 
     @property
     def token_ratio(self) -> Spread | None:
-        """As ``ratio``, of each token by itself: it waits for the last one, and what is larger changes between them."""
+        """Together, in proportion to the larger of reading alone and computing alone, of each token by itself."""
         return _spread(token.over_larger(token.together) for token in self.tokens)
 
     @property
@@ -132,9 +156,14 @@ class Bench:
         return _spread(token.over_larger(token.apart) for token in self.tokens)
 
 
-def over_larger(seconds: float | None, reading: float, computing: float | None) -> float | None:
-    """``seconds`` in proportion to the larger of reading alone and computing alone; None if one was not measured."""
-    return None if seconds is None or computing is None else seconds / max(reading, computing)
+def larger_of(reading: float, computing: float | None) -> float | None:
+    """The larger of both; None if one was not measured."""
+    return None if computing is None else max(reading, computing)
+
+
+def over(seconds: float | None, larger: float | None) -> float | None:
+    """``seconds`` in proportion to ``larger``; None if one was not measured."""
+    return None if seconds is None or larger is None else seconds / larger
 
 
 def _sum(seconds: Iterable[float | None]) -> float | None:

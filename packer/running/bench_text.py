@@ -40,9 +40,12 @@ def bench_document(found: Bench) -> dict[str, Any]:
             "trunk_seconds": sum(token.trunk for token in tokens),
         },
         "apart_seconds": found.apart_seconds,
+        "larger_of_each_token_seconds": found.larger_seconds,
         "ratio_to_larger": found.ratio,
+        "ratio_to_larger_of_each_token": found.paced_ratio,
         "ratio_to_larger_by_token": _quartiles(found.token_ratio),
         "apart_ratio_to_larger": found.apart_ratio,
+        "apart_ratio_to_larger_of_each_token": found.apart_paced_ratio,
         "apart_ratio_to_larger_by_token": _quartiles(found.apart_token_ratio),
         "budget": {
             "bytes": found.plan.total,
@@ -80,18 +83,19 @@ def show_bench(output: Output, found: Bench) -> None:
     output.line(f"ratio      {found.ratio:.2f} times the larger of reading alone and computing alone")
     if found.seconds < SHORT_TOKEN * tokens:
         output.line("           which says little where a token takes so short a time")
-    _show_spread(output, found, found.token_ratio)
+    _show_by_token(output, found, found.paced_ratio, found.token_ratio)
     output.line(f"at once    {found.apart_ratio:.2f} where neither waits for the other: what this machine can do")
-    _show_spread(output, found, found.apart_token_ratio)
+    _show_by_token(output, found, found.apart_paced_ratio, found.apart_token_ratio)
 
 
 def _quartiles(spread: Spread | None) -> dict[str, float] | None:
     return None if spread is None else asdict(spread)
 
 
-def _show_spread(output: Output, found: Bench, spread: Spread | None) -> None:
-    if spread is None or len(found.tokens) < FEW_TOKENS:
+def _show_by_token(output: Output, found: Bench, ratio: float | None, spread: Spread | None) -> None:
+    if ratio is None or spread is None or len(found.tokens) < FEW_TOKENS:
         return
+    output.line(f"           {ratio:.2f} times the larger of the two of each token, summed")
     middle = f"half of them {spread.lower_quartile:.2f} to {spread.upper_quartile:.2f}"
     output.line(f"           {spread.median:.2f} in the median of the tokens, {middle}")
 

@@ -61,6 +61,10 @@ def test_bench_document(trunk: str, speaking: Speaking, capsys: pytest.CaptureFi
     larger = max(found["reading_alone"]["seconds"], found["compute_seconds"])
     assert found["ratio_to_larger"] == pytest.approx(found["seconds"] / larger)
     assert found["apart_ratio_to_larger"] == pytest.approx(found["apart_seconds"] / larger)
+    least = found["larger_of_each_token_seconds"]
+    assert least >= larger
+    assert found["ratio_to_larger_of_each_token"] == pytest.approx(found["seconds"] / least)
+    assert found["apart_ratio_to_larger_of_each_token"] == pytest.approx(found["apart_seconds"] / least)
     for name in ("ratio_to_larger_by_token", "apart_ratio_to_larger_by_token"):
         spread = found[name]
         assert 0 < spread["lower_quartile"] <= spread["median"] <= spread["upper_quartile"]
@@ -123,10 +127,13 @@ def test_ratios_by_hand() -> None:
     found = Bench("", 0, tokens, 1, plan, StreamStatistics(), TrunkStatistics(), Caching(0.0, 0.0, 0), ())
     assert (found.seconds, found.reading_seconds, found.computing_seconds, found.apart_seconds) == (13, 5, 9, 13)
     assert (found.ratio, found.apart_ratio, found.bytes_needed) == (13 / 9, 13 / 9, 22)
+    assert found.larger_seconds == 3 + 4 + 4
+    assert (found.paced_ratio, found.apart_paced_ratio) == (13 / 11, 13 / 11)
     assert found.token_ratio == Spread(1.125, 1.25, pytest.approx((5 / 4 + 4 / 3) / 2))
     assert found.apart_token_ratio == Spread(1.0, 1.0, 1.25)
     unknown = replace(found, tokens=(tokens[0], replace(tokens[1], computing=None, apart=None)))
     assert (unknown.ratio, unknown.apart_ratio, unknown.token_ratio, unknown.apart_token_ratio) == (None,) * 4
+    assert (unknown.larger_seconds, unknown.paced_ratio, unknown.apart_paced_ratio) == (None,) * 3
 
 
 def floor_bytes(container: Path) -> int:
