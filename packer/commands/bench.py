@@ -35,7 +35,6 @@ def bench(output: Output, *, container: Path, tokens: int, warm: int, seed: int,
     The model draws its own tokens. "reading alone" is plain reads of what a cache without look-ahead misses; "at once,
     but apart" the same reads while the same is computed, neither waiting for the other; "experts through the cache" its
     reads with no arithmetic, then "the same, plainly": alike for experts of megabytes, not for small ones.
-    The context is as long as the tokens need, whatever --context says.
 
     In JSON, read_bandwidth is that of the cache with nothing else to do, compute_seconds the arithmetic with all
     experts in memory, stall_seconds what arithmetic waited for bytes.
@@ -50,8 +49,6 @@ def bench(output: Output, *, container: Path, tokens: int, warm: int, seed: int,
     from runtime.bench import bench as measure
 
     container = container_directory(container)
-    if how.context is not None:
-        output.note("--context is not used: as much is taken as the tokens need")
     with interrupted_by_term(), ProgressLine(output, "bench", spell=str, moving=False) as line:
         found = measure(
             container,

@@ -10,7 +10,15 @@ import click
 from formats.errors import UsageError
 from formats.spelling import counted
 from packer.commands.common import EXIT_CODES, common_options, typed
-from packer.commands.model import ModelOptions, model_options, open_model, show_notes, texts_of, token_options
+from packer.commands.model import (
+    ModelOptions,
+    context_option,
+    model_options,
+    open_model,
+    show_notes,
+    texts_of,
+    token_options,
+)
 from packer.commands.signals import interrupted_by_term
 from packer.output import Output, human_number
 from packer.progress import ProgressLine
@@ -26,10 +34,18 @@ if TYPE_CHECKING:
 @token_options
 @click.option("--save-logits", type=typed, metavar="F", help="A new safetensors file for input_ids and logits.")
 @click.option("--layers", is_flag=True, help="Save what every layer hands on, and the experts it chose, as well.")
+@context_option
 @model_options
 @common_options
 def evaluate(
-    output: Output, *, model: Path, tokens: TokenInput, save_logits: Path | None, layers: bool, how: ModelOptions
+    output: Output,
+    *,
+    model: Path,
+    tokens: TokenInput,
+    save_logits: Path | None,
+    layers: bool,
+    context: int | None,
+    how: ModelOptions,
 ) -> int:
     """Compute the logits of MODEL, a container or a checkpoint, after each of the given tokens.
 
@@ -51,7 +67,7 @@ def evaluate(
     if save_logits is not None:
         check_free(save_logits)
     texts, tokenizer = texts_of(model, tokens)
-    options = how.options(needed=max(map(len, texts)), tokenizer=tokenizer)
+    options = how.options(context=context or max(map(len, texts)), tokenizer=tokenizer)
     with (
         interrupted_by_term(),
         open_model(output, model, options) as session,

@@ -33,7 +33,6 @@ class ModelOptions:
     """How a model is run, as it was typed."""
 
     budget: str | None
-    context: int | None
     chunk: int
     threads: int | None
     trunk: str
@@ -41,18 +40,18 @@ class ModelOptions:
     no_read_ahead: bool
     no_record_check: bool
 
-    def options(self, *, needed: int | None = None, tokenizer: Tokenizer | None = None) -> Options:
+    def options(self, *, context: int | None = None, tokenizer: Tokenizer | None = None) -> Options:
         """The runtime's options.
 
         Args:
-            needed: positions that will be used, for where no context was asked for.
+            context: positions that the state can hold.
             tokenizer: its memory is part of the budget.
         """
         from runtime.opening import DEFAULT_CONTEXT, Options
 
         return Options(
             budget=None if self.budget is None else parse_size(self.budget, where="--budget"),
-            context=self.context or (DEFAULT_CONTEXT if needed is None else needed),
+            context=context or DEFAULT_CONTEXT,
             chunk=self.chunk,
             threads=self.threads,
             look_ahead=not self.no_look_ahead,
@@ -70,12 +69,6 @@ def model_options(function: Callable[..., int]) -> Callable[..., int]:
         "how",
         ModelOptions,
         click.option("--budget", metavar="SIZE", help="Ceiling of all memory for the model, e.g. 8GiB."),
-        click.option(
-            "--context",
-            type=click.IntRange(1, MAX_CONTEXT),
-            metavar="N",
-            help="Tokens that the state can hold; by default as many as are asked for, or 4096.",
-        ),
         click.option(
             "--chunk",
             type=click.IntRange(1, MAX_CHUNK),
@@ -103,6 +96,17 @@ def model_options(function: Callable[..., int]) -> Callable[..., int]:
             "--no-record-check", is_flag=True, help="Do not compare what is read with its digest the first time."
         ),
     )
+
+
+def context_option(function: Callable[..., int]) -> Callable[..., int]:
+    """Add the option about the length of a conversation."""
+    option: Callable[[Callable[..., int]], Callable[..., int]] = click.option(
+        "--context",
+        type=click.IntRange(1, MAX_CONTEXT),
+        metavar="N",
+        help="Tokens that the state can hold; by default as many as are asked for, or 4096.",
+    )
+    return option(function)
 
 
 def token_options(function: Callable[..., int]) -> Callable[..., int]:

@@ -12,7 +12,15 @@ import click
 
 from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, typed, typed_path
-from packer.commands.model import ModelOptions, gathered, model_options, open_model, prompt_text, show_notes
+from packer.commands.model import (
+    ModelOptions,
+    context_option,
+    gathered,
+    model_options,
+    open_model,
+    prompt_text,
+    show_notes,
+)
 from packer.commands.signals import interrupted_by_term
 from packer.output import Output, is_terminal
 from packer.running.writing_options import WritingOptions
@@ -42,6 +50,7 @@ MAX_LINE_BYTES = 16 << 20
 @click.option("--ids", metavar="LIST", help="Token ids in place of a prompt.")
 @click.option("--interactive", is_flag=True, help="Read prompts from stdin, a line each, and remember them.")
 @writing_options
+@context_option
 @model_options
 @common_options
 def run(
@@ -52,6 +61,7 @@ def run(
     ids: str | None,
     interactive: bool,
     writing: WritingOptions,
+    context: int | None,
     how: ModelOptions,
 ) -> int:
     """Let the model in CONTAINER go on from PROMPT. The text appears token by token.
@@ -83,7 +93,8 @@ def run(
     if writing.count == 0 and not interactive:  # nothing to compute, nothing to open
         _finish(output, writer.document())
         return 0
-    options = how.options(needed=None if interactive else writer.needed, tokenizer=writer.tokenizer)
+    needed = None if interactive else writer.needed
+    options = how.options(context=context or needed, tokenizer=writer.tokenizer)
     with interrupted_by_term(), open_model(output, container, options) as session:
         begun = False  # a line of text that has not ended
         try:
