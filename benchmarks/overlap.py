@@ -127,11 +127,12 @@ def main() -> None:
     sums = {name: np.array(seconds, np.float64).sum() for name, seconds in ways.items()}  # nan where not measured
     if np.isnan(sums["computing alone"]):
         parser.error("the trunk does not fit into memory: computing alone cannot be measured")
+    larger = larger_of(sums["reading alone"], sums["computing alone"])
+    larger_by_token = float(np.sum([token.larger for token, _ in measured]))
     print("| way | ms a token | over the larger of the first two | of each token's larger | the same in the median |")
     print("|---|---|---|---|---|")
     for name, seconds in ways.items():
-        ratio = over(sums[name], larger_of(sums["reading alone"], sums["computing alone"]))
-        paced = over(sums[name], float(np.sum([token.larger for token, _ in measured])))
+        ratio, paced = over(sums[name], larger), over(sums[name], larger_by_token)
         own = np.median([token.over_larger(each) for (token, _), each in zip(measured, seconds, strict=True)])
         print(f"| {name} | {1e3 * sums[name] / len(measured):.0f} | {ratio:.2f} | {paced:.2f} | {own:.2f} |")
 
