@@ -55,11 +55,11 @@ NARROW_KDA_HEADS = 8
 class Size:
     """What to make: layers in all, of which the first is dense, experts of each other one, the trunk's width.
 
-    There should be more than a few layers: the experts of a token's first one cannot be looked ahead for, and what a
-    model of 92 such layers does not feel is a tenth of the time of one with four.
+    There should be more than a few layers: at the beginning and at the end of a token nothing can be read early, and
+    what a model of 92 such layers does not feel is a tenth of the time of one with four, and 4 % with eight.
     """
 
-    layers: int = 9
+    layers: int = 17
     experts: int = 48
     per_token: int = 16
     full_width: bool = False
