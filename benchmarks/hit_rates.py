@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.errors import told
 from runtime.models import kimi
 from runtime.opening import Options, open_weights
 from runtime.stream.replay import Recorder, Request, compare, contenders
@@ -54,7 +55,8 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, nargs="+", default=[2, 4])
     given = parser.parse_args()
     text = given.text.read_text(encoding="utf-8")
-    requests, layer_experts, ids = record(given.model, text, given.tokens)
+    with told(parser):
+        requests, layer_experts, ids = record(given.model, text, given.tokens)
     total, a_token = sum(layer_experts), sum(len(request.chosen) for request in requests) // len(ids)
     sizes = sorted(
         {max(len(r.chosen) for r in requests), a_token // 2, a_token, total // 4, total // 2, 3 * total // 4}

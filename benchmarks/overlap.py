@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.errors import told
 from packer.commands.size import parse_size
 from runtime.bench import UNCOUNTED_TOKENS, Routes, Run, conversation
 from runtime.measured import Token, larger_of, over
@@ -116,7 +117,8 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=32)
     parser.add_argument("--layers", type=int, default=1, help="how many layers ahead are known")
     given = parser.parse_args()
-    measured = measure(given.container, given.budget, given.warm, given.tokens, given.layers)
+    with told(parser):
+        measured = measure(given.container, given.budget, given.warm, given.tokens, given.layers)
     ways = {
         "reading alone": [token.reading for token, _ in measured],
         "computing alone": [token.computing for token, _ in measured],
