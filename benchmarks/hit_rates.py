@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.errors import told
+from packer.running.token_input import decoded, read_file
 from runtime.models import kimi
 from runtime.opening import Options, open_weights
 from runtime.stream.replay import Recorder, Request, compare, contenders
@@ -54,8 +55,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--ahead", type=int, nargs="+", default=[2, 4])
     given = parser.parse_args()
-    text = given.text.read_text(encoding="utf-8")
     with told(parser):
+        text = decoded(read_file(given.text), where=given.text)
         requests, layer_experts, ids = record(given.model, text, given.tokens)
     total, a_token = sum(layer_experts), sum(len(request.chosen) for request in requests) // len(ids)
     sizes = sorted(

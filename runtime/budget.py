@@ -148,8 +148,8 @@ def divide(
             found=f"{max(budget, 0)} bytes",
             hint="the largest parts are "
             + ", ".join(f"{part.name} {_mib(part.bytes)}" for part in largest)
-            + "; fewer tokens at a time lower it: --context and --chunk in run and eval, --window in verify and"
-            " calibrate, --warm and -n in bench; and so do fewer threads",
+            + "; fewer threads (--threads, in verify --jobs) lower it, and so do fewer tokens at a time: --context and"
+            " --chunk in run and eval, --window in verify and calibrate, --chunk in bench",
         )
     held = trunk == RESIDENT or (trunk == AUTO and share >= floor.resident_bytes)
     parts, used = (floor.resident, floor.resident_bytes) if held else (floor.streamed, floor.streamed_bytes)

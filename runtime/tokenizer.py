@@ -161,7 +161,10 @@ def load_tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     files = read_assets(path, (RANKS_NAME, CONFIG_NAME, CODE_NAME))
     if RANKS_NAME not in files:
         raise FormatError(
-            "the model comes without a tokenizer", where=path, expected=RANKS_NAME, hint="give token ids with --ids"
+            "the model comes without a tokenizer",
+            where=path,
+            expected=RANKS_NAME,
+            hint="without one it takes token ids, with --ids, and no text",
         )
     return make_tokenizer(files, vocabulary)
 

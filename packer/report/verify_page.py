@@ -18,6 +18,7 @@ from packer.report.page import Figure, Page, Paragraph, Section, Table, write_pa
 from packer.report.spelling import figure, percent
 from packer.report.verify_figures import layer_errors
 from packer.verify.report import VerifyReport
+from packer.verify.text import fates
 
 if TYPE_CHECKING:
     from packer.verify.logits_parity import LogitsParity
@@ -91,13 +92,7 @@ def _summary(report: VerifyReport) -> Table:
             if errors.mean is not None:
                 figures = f"mean {human_number(errors.mean, 4)}, largest {human_number(errors.max, 4)}"
                 rows.append((f"{name}, measured relative error", figures))
-        rows.append(
-            (
-                "source",
-                f"{counted(parity.source_tensors, 'tensor')}, {parity.exact_tensors} of them bit for bit,"
-                f" {parity.unaccounted} unaccounted for",
-            )
-        )
+        rows.append(("source", fates(parity)))
     return Table("The verification.", ("", ""), tuple(rows))
 
 

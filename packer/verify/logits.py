@@ -53,7 +53,7 @@ def verify_logits(
     from runtime.session import open_session
 
     if max_kl is not None and not max_kl >= 0:
-        raise UsageError("limit is negative", where="--max-kl", found=max_kl)
+        raise UsageError("limit is negative or no number", where="--max-kl", found=max_kl)
     report = verify(container, level="parity", source=source, sample=sample, jobs=jobs, progress=progress)
     if not report.ok:
         return report

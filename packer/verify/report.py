@@ -59,6 +59,7 @@ class Parity:
         source_tensors: all tensors of the source.
         unaccounted: those without a fate.
         dropped: those that a rule or a prune plan leaves out, as the manifest says.
+        omitted: those that are outside of what a partial container was limited to, likewise.
     """
 
     experts: ErrorSummary
@@ -67,6 +68,7 @@ class Parity:
     source_tensors: int
     unaccounted: int
     dropped: int = 0
+    omitted: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The members that only level ``parity`` has in JSON."""
@@ -77,6 +79,7 @@ class Parity:
             "source_tensors": self.source_tensors,
             "unaccounted": self.unaccounted,
             "dropped": self.dropped,
+            "omitted": self.omitted,
         }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from formats.spelling import counted, spelled
 from packer.output import Output, human_number
-from packer.verify.report import LeftOut, VerifyReport
+from packer.verify.report import LeftOut, Parity, VerifyReport
 
 if TYPE_CHECKING:
     from packer.verify.logits_parity import LogitsParity
@@ -25,12 +25,7 @@ def show_report(output: Output, report: VerifyReport) -> None:
             if errors.mean is not None:
                 mean, most = human_number(errors.mean, 4), human_number(errors.max, 4)
                 output.line(f"{name:<10} relative error mean {mean}, max {most}")
-        tensors = counted(report.parity.source_tensors, "tensor")
-        output.line(
-            f"source     {tensors}, {report.parity.exact_tensors} of them bit for bit,"
-            f" {report.parity.unaccounted} unaccounted for"
-            + (f", {report.parity.dropped} dropped by rule" if report.parity.dropped else "")
-        )
+        output.line(f"source     {fates(report.parity)}")
     if report.logits is not None:
         _show_logits(output, report.logits)
     for problem in report.problems[:SHOWN_PROBLEMS]:
@@ -40,6 +35,16 @@ def show_report(output: Output, report: VerifyReport) -> None:
     if report.left_out is not None:
         output.line(f"left out   {_left_out(report.left_out, report.records_checked)}")
     output.line("ok" if report.ok else f"failed: {counted(len(report.problems), 'problem')}")
+
+
+def fates(parity: Parity) -> str:
+    """What became of the source's tensors, in words."""
+    return (
+        f"{counted(parity.source_tensors, 'tensor')}, {parity.exact_tensors} of them bit for bit,"
+        f" {parity.unaccounted} unaccounted for"
+        + (f", {parity.dropped} dropped by rule" if parity.dropped else "")
+        + (f", {parity.omitted} outside of this partial container" if parity.omitted else "")
+    )
 
 
 def _show_logits(output: Output, found: LogitsParity) -> None:

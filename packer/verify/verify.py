@@ -292,6 +292,7 @@ def _parity(
         len(checkpoint.tensors),
         len(unaccounted),
         manifest.coverage.dropped,
+        manifest.coverage.omitted,
     )
     return figures, [*other_source(manifest, checkpoint, model, covered, problems), *problems]
 
