@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from formats.errors import EnvironmentProblem, UsageError
+from formats.spelling import counted
 from runtime.description import Description
 from runtime.models import kimi
 
@@ -89,8 +90,8 @@ def floor_of(description: Description, needs: StoreNeeds, shape: Shape) -> Floor
     activations = kimi.activation_bytes(description.config, shape.chunk, shape.context, shape.threads)
     common = (
         Part("kda states", recurrent),
-        Part(f"mla cache of {shape.context} tokens", cached),
-        Part(f"activations of {shape.chunk} tokens", activations),
+        Part(f"mla cache of {counted(shape.context, 'token')}", cached),
+        Part(f"activations of {counted(shape.chunk, 'token')}", activations),
         Part(f"{_least_slots(description, needs)} experts", _least_slots(description, needs) * needs.slot_bytes),
         Part("tables", needs.tables),
         Part("vocabulary", shape.reserved),

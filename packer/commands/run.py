@@ -137,6 +137,9 @@ def _lines(output: Output) -> Iterator[str]:
         try:
             text = line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError:
-            raise UsageError("prompt is not UTF-8", where="stdin") from None
+            if not watched:
+                raise UsageError("prompt is not UTF-8", where="stdin") from None
+            output.note("prompt is not UTF-8: what was typed is left out")
+            continue
         if text.strip():
             yield text

@@ -1,4 +1,4 @@
-"""Sizes as people type them: a number and a unit, made into bytes exactly."""
+"""Sizes and shares as people type them: ``200GiB`` made into bytes exactly, ``1%`` into 0.01."""
 
 from __future__ import annotations
 
@@ -37,3 +37,20 @@ def parse_size(text: str, *, where: str) -> int:
             "size is out of range, or no whole number of bytes", where=where, expected=f"1 to {_MAX_BYTES}", found=text
         )
     return int(size)
+
+
+def parse_share(text: str, *, where: str) -> float:
+    """A share of a whole, as a number or in percent; whether it makes sense is for whoever uses it.
+
+    Raises:
+        UsageError: neither.
+
+    >>> parse_share("1%", where="--sample"), parse_share("0.01", where="--sample")
+    (0.01, 0.01)
+    """
+    number = text.strip().removesuffix("%")
+    try:
+        value = float(number)
+    except ValueError:
+        raise UsageError("not a share", where=where, expected="0.01 or 1%", found=repr(text)[:40]) from None
+    return value if number == text.strip() else value / 100

@@ -10,7 +10,7 @@ from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, container_directory, jobs_option, source_directory, typed
 from packer.commands.model import texts_of, token_options
 from packer.commands.signals import interrupted_by_term
-from packer.commands.size import parse_size
+from packer.commands.size import parse_share, parse_size
 from packer.output import Output
 from packer.progress import ProgressLine
 from packer.report.plots import check_plots
@@ -33,9 +33,8 @@ from runtime.machine import processors
 )
 @click.option(
     "--sample",
-    type=float,
     metavar="P",
-    help="Look at this share of the records only, above 0 and at most 1; at one of each layer at the least.",
+    help="Look at this share of the records only, e.g. 0.01 or 1%; at one of each layer at the least.",
 )
 @click.option("--max-kl", type=float, metavar="X", help="At level logits: the most mean KL divergence, in nats.")
 @click.option("--budget", metavar="SIZE", help="At level logits: ceiling of all memory for both models, e.g. 8GiB.")
@@ -49,7 +48,7 @@ def verify(
     container: Path,
     source: Path | None,
     level: str | None,
-    sample: float | None,
+    sample: str | None,
     max_kl: float | None,
     budget: str | None,
     html: Path | None,
@@ -75,26 +74,31 @@ def verify(
       moepack verify model.moepack --level structure --json
       moepack verify model.moepack --level logits --source checkpoint/ --text novel.txt --max-kl 0.05
     """
-    wanted = tokens.given or max_kl is not None
-    level = level or (LOGITS if wanted else "parity" if source is not None else "hashes")
+    share = None if sample is None else parse_share(sample, where="--sample")
+    level = level or (LOGITS if tokens.options or max_kl is not None else "parity" if source is not None else "hashes")
     container = container_directory(container)
-    unused = {"the source": source is not None and level not in ("parity", LOGITS)}
-    unused |= {"--budget": budget is not None and level != LOGITS, "what is asked about logits": wanted}
-    for what in [name for name, given in unused.items() if given and level != LOGITS]:
-        output.note(f"{what} is not used at level {level}")
+    if level != LOGITS:
+        unused = {
+            "--source": source is not None and level != "parity",
+            "--budget": budget is not None,
+            "--max-kl": max_kl is not None,
+            **dict.fromkeys(tokens.options, True),
+        }
+        for option in [option for option, given in unused.items() if given]:
+            output.note(f"note: {option} is not used at level {level}")
     source = None if source is None else source_directory(source)
     if html is not None:  # what would go wrong only at the end
         check_free(html)
         check_plots()
     if level == LOGITS:
-        report = _logits(output, container, source, tokens, max_kl, budget, sample, jobs or processors())
+        report = _logits(output, container, source, tokens, max_kl, budget, share, jobs or processors())
     else:
         with ProgressLine(output, "verify") as progress:
             report = verify_container(
                 container,
                 level=level,
                 source=source if level == "parity" else None,
-                sample=sample,
+                sample=share,
                 jobs=jobs or processors(),
                 progress=progress,
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from formats.container import open_container
 from formats.manifest import ASSETS_DIR
+from formats.spelling import counted
 from packer.output import Output, human_bytes
 from runtime.budget import MIB, Floor, Part, Shape, floor_of
 from runtime.description import describe_container
@@ -71,7 +72,8 @@ def plan_memory(path: Path, *, context: int, chunk: int, threads: int) -> Memory
 def show_memory(output: Output, plan: MemoryPlan) -> None:
     """The floor for people."""
     output.line(f"container  {plan.container_id}")
-    output.line(f"for        {plan.context} tokens of context, {plan.chunk} at a time, {plan.threads} threads")
+    context, threads = counted(plan.context, "token"), counted(plan.threads, "thread")
+    output.line(f"for        {context} of context, {plan.chunk} at a time, {threads}")
     names = dict.fromkeys(part.name for part in (*plan.floor.resident, *plan.floor.streamed))
     resident, streamed = (
         {part.name: part.bytes for part in parts} for parts in (plan.floor.resident, plan.floor.streamed)

@@ -32,9 +32,9 @@ class TokenInput:
     window: int | None = None
 
     @property
-    def given(self) -> bool:
-        """Whether anything was asked for."""
-        return any(value is not None for value in (self.ids, self.ids_file, self.text, self.window))
+    def options(self) -> tuple[str, ...]:
+        """Those that were given, as they are typed."""
+        return tuple(f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None)
 
 
 def read_tokens(tokens: TokenInput, vocabulary: int, encode: Callable[[str], Sequence[int]] | None) -> list[int]:
@@ -49,11 +49,12 @@ def read_tokens(tokens: TokenInput, vocabulary: int, encode: Callable[[str], Seq
         UsageError: none or several inputs, not a list of ids, an id out of range, no token at all, no such file.
         EnvironmentProblem: a file that cannot be read.
     """
-    given = [name for name in ("ids", "ids_file", "text") if getattr(tokens, name) is not None]
+    given = [option for option in tokens.options if option != "--window"]
     if len(given) != 1:
-        spelled = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(
-            "give tokens in one way", expected="one of --ids, --ids-file, --text", found=spelled or "none of them"
+            "give tokens in one way",
+            expected="one of --ids, --ids-file, --text",
+            found=", ".join(given) or "none of them",
         )
     if tokens.text is not None:
         if encode is None:

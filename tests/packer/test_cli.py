@@ -111,7 +111,6 @@ def test_help_of_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
         ["verify", "x", "y"],
         ["verify", "x", "--level", "deep"],
         ["verify", "x", "--jobs", "0"],
-        ["verify", "x", "--sample", "lots"],
         ["inspect", "x", "--layer", "-1"],
         ["inspect", "x", "--matrix", "middle"],
         ["pack", K3],
@@ -253,7 +252,7 @@ def test_verify_against_its_source(tiny: Path, capsys: pytest.CaptureFixture[str
     assert document["experts"] == {"rel_error": {"mean": 0.0, "max": 0.0}}
     assert 0.1 < document["trunk"]["rel_error"]["max"] < 0.2
     assert run(["verify", str(tiny), "--source", K3, "--level", "structure"]) == 0
-    assert "the source is not used at level structure" in capsys.readouterr().err
+    assert "note: --source is not used at level structure" in capsys.readouterr().err
     assert run(["verify", str(tiny), "--level", "parity"]) == 2
     capsys.readouterr()
     assert run(["verify", str(tiny), "--source", str(DATA / "kimi-linear-tiny")]) == 1
@@ -305,13 +304,21 @@ def test_exit_codes_for_damage_are_told_apart(path: Path, capsys: pytest.Capture
     assert "hint: the container is too damaged to be checked" in capsys.readouterr().err
 
 
-def test_what_a_sample_left_out_is_said(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("share", ["0.01", "1%", " 1 %"])
+def test_what_a_sample_left_out_is_said(share: str, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of 4, 4 and 3 records one each is looked at, and the last one."""
-    assert run(["verify", str(path), "--sample", "0.01"]) == 0
+    assert run(["verify", str(path), "--sample", share]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
     assert line == (
         "left out   7 of 11 expert records: layer 1 experts 0-1,3; layer 2 experts 0-1,3; layer 3 experts 0"
     )
+
+
+@pytest.mark.parametrize("share", ["lots", "", "%", "1%%", "1 in 100"])
+def test_cli_06_what_is_no_share_is_refused(share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Even where there is no such container."""
+    assert run(["verify", "x", "--sample", share]) == 2
+    assert f"error: --sample: not a share (expected 0.01 or 1%, found {share!r})" in capsys.readouterr().err
 
 
 def test_cli_03_names_from_files_are_escaped(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,6 +223,21 @@ def test_prompts_that_are_not_utf_8_are_refused(
     assert "stdin: prompt is not UTF-8" in capsys.readouterr().err
 
 
+def test_a_slip_at_the_keyboard_does_not_end_the_conversation(
+    speaking: Speaking, stdin: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(speaking.container), "--interactive", "-n", "4", "--temperature", "0"]
+    stdin(b"hello\n")
+    assert run(arguments) == 0
+    wanted = capsys.readouterr().out
+    stdin(b"\xff\nhello\n")
+    monkeypatch.setattr(sys.modules["packer.commands.run"], "is_terminal", lambda stream: True)
+    assert run(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out == wanted
+    assert "prompt is not UTF-8: what was typed is left out" in captured.err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_cli_05_stopping_keeps_what_was_written(number: int, speaking: Speaking) -> None:
     command = [sys.executable, "-m", "packer", "run", str(speaking.container), "hello", "-n", "1000000"]
