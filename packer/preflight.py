@@ -13,7 +13,7 @@ from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
 from packer.assemble import blank_manifest
 from packer.planning.plan import Plan
 from packer.storage import durable
-from packer.storage.identity import check_identity
+from packer.storage.identity import check_identity, differences
 from packer.storage.journal import ShardSeen, read_journal, remove_journal, reserve_path
 from packer.storage.lock import exclusive
 from packer.storage.new_file import check_writable
@@ -91,8 +91,10 @@ def finished(out: Path, plan: Plan) -> Manifest | None:
         ) from None
     there, wanted = blank_manifest(manifest), blank_manifest(plan.draft)
     if there != wanted:
+        other = differences({"recipe": there.recipe}, {"recipe": wanted.recipe})
         raise UsageError(
-            f"output holds a finished container of another {' and '.join(_other_parts(there, wanted))}",
+            f"output holds a finished container of another {' and '.join(_other_parts(there, wanted))}"
+            + (f": {other}" if other else ""),
             where=out,
             hint="remove it, or choose another output",
         )

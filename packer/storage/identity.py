@@ -9,6 +9,8 @@ from typing import Any
 
 from formats.errors import UsageError
 
+_NAME = "recipe.name"  # it explains the other differences
+_FOLLOWING = ("recipe.summary", "fitting.method", "fitting.seed")  # from the rest of the recipe
 _SHOWN = 8  # differences listed in a message
 _SHOWN_CHARACTERS = 80  # of a value
 
@@ -23,20 +25,27 @@ def check_identity(begun: Mapping[str, Any], identity: Mapping[str, Any], path: 
     Raises:
         UsageError: they differ; in what is named, another recipe first, for it explains the rest.
     """
-    before, after = (dict(_leaves("", json.loads(json.dumps(dict(one))))) for one in (begun, identity))
-    differences = [
-        f"{key} was {_short(before.get(key, 'absent'))}, is {_short(after.get(key, 'absent'))}"
-        for key in [*before, *(key for key in after if key not in before)]
-        if before.get(key) != after.get(key)
-    ]
-    if differences:
-        differences.sort(key=lambda text: not text.startswith("recipe.name "))
-        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    different = differences(begun, identity)
+    if different:
         raise UsageError(
-            "settings differ from those that this output was begun with: " + "; ".join(differences[:_SHOWN]) + more,
+            f"settings differ from those that this output was begun with: {different}",
             where=path,
             hint="use the same settings or another output, or --restart to begin anew",
         )
+
+
+def differences(begun: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    """What differs between two identities, or parts of them, in words; empty if nothing does. Of many some are named.
+
+    What only follows from a setting that is named is left out.
+    """
+    before, after = (dict(_leaves("", json.loads(json.dumps(dict(one))))) for one in (begun, identity))
+    keys = [key for key in [*before, *(key for key in after if key not in before)] if before.get(key) != after.get(key)]
+    if any(key.startswith("recipe.") and key not in (_NAME, *_FOLLOWING) for key in keys):
+        keys = [key for key in keys if key not in _FOLLOWING]
+    keys.sort(key=lambda key: key != _NAME)
+    told = [f"{key} was {_short(before.get(key, 'absent'))}, is {_short(after.get(key, 'absent'))}" for key in keys]
+    return "; ".join(told[:_SHOWN]) + (f"; and {len(told) - _SHOWN} more" if len(told) > _SHOWN else "")
 
 
 def _short(value: str) -> str:

@@ -25,6 +25,16 @@ def test_what_differs_is_named_and_another_recipe_first() -> None:
     assert 'begun with: recipe.name was "x", is "y"; b was 2, is absent; c.0 was absent, is 3' in text
 
 
+def test_what_follows_from_another_difference_is_left_out() -> None:
+    fast, best = (
+        {"fitting": {"method": f"effort {effort}"}, "recipe": {"summary": f"changed: {effort}", "effort": effort}}
+        for effort in ("fast", "max")
+    )
+    assert refusal(fast, best).endswith('begun with: recipe.effort was "fast", is "max"')
+    for alone in ({"fitting": {"method": "x"}}, {"recipe": {"summary": "x"}}):
+        assert ' was absent, is "x"' in refusal({}, alone)
+
+
 def test_of_a_long_value_the_start_is_shown() -> None:
     text = refusal({"summary": "x" * 100}, {"summary": "y" * 78})  # with its quotes as long as can be shown whole
     assert f'summary was "{"x" * 79}..., is "{"y" * 78}"' in text

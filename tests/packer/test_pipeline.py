@@ -168,7 +168,7 @@ def test_finished_container_is_left_alone(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_finished_container_of_another_recipe_is_never_overwritten(tiny: Path) -> None:
-    with pytest.raises(UsageError, match=r"finished container of another recipe$") as caught:
+    with pytest.raises(UsageError, match=r"container of another recipe: recipe\.name was ") as caught:
         packed(DATA / "k3-tiny", tiny, planned(DATA / "k3-tiny", "kimi-k3-lossless"))
     assert caught.value.exit_code == 2
     with pytest.raises(UsageError, match=r"finished container of another source$"):

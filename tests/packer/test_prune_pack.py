@@ -264,7 +264,7 @@ def test_another_plan_on_resume_is_refused_by_name(tmp_path: Path) -> None:
         packed(K3, out, planned(K3))
     finished = tmp_path / "finished"
     packed(K3, finished, planned(K3, prune=plan_for(K3, KEEP)))
-    with pytest.raises(UsageError, match=r"finished container of another recipe$"):
+    with pytest.raises(UsageError, match=r"finished container of another recipe: recipe\.prune.* is absent"):
         packed(K3, finished, planned(K3))
 
 
