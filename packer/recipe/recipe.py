@@ -8,6 +8,8 @@ by ``packer.planning.plan``; the structs are in ``packer.recipe.types``, ``--set
 from __future__ import annotations
 
 import importlib.resources
+import os
+import stat
 import tomllib
 from pathlib import Path
 
@@ -90,8 +92,9 @@ def load_recipe(name_or_path: str) -> Recipe:
         return _from_toml(data, where=f"recipe {name_or_path}")
     try:
         path = Path(name_or_path).expanduser()
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        with open(path, "rb", opener=_at_once) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(MAX_FILE_BYTES + 1) if regular else b""
     except (OSError, ValueError, RuntimeError) as error:
         a_path = "/" in name_or_path or name_or_path.endswith(".toml")
         what = "no such recipe file" if a_path else "no recipe of that name"
@@ -102,7 +105,14 @@ def load_recipe(name_or_path: str) -> Recipe:
             where=name_or_path,
             hint=f"give the path of a TOML file, or one of {', '.join(bundled_recipes())}",
         ) from None
+    if not regular:
+        raise UsageError("recipe is not a regular file", where=name_or_path)
     return _from_toml(data, where=str(path))
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opens a file; if it is a pipe, without waiting for somebody who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def default_recipe(family: str) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -218,6 +219,7 @@ def test_pln_09_tilde_in_a_recipe_path(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_missing_unreadable_and_oversized_recipes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
     for name in ("no-such", str(tmp_path), "a\0b", ""):
         with pytest.raises(UsageError) as caught:
             load_recipe(name)
@@ -227,6 +229,7 @@ def test_missing_unreadable_and_oversized_recipes(tmp_path: Path) -> None:
         ("no-such.toml", "no such recipe file"),
         ("no/such", "no such recipe file"),
         (str(tmp_path), "cannot read the recipe: Is a directory"),
+        (str(tmp_path / "pipe"), "recipe is not a regular file"),
     ):
         with pytest.raises(UsageError, match=what):
             load_recipe(name)
