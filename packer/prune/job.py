@@ -88,7 +88,10 @@ def parse_keep(text: str, of: int, *, where: str) -> int:
     value = None if match is None else Decimal(match[1])
     if match is None or value is None or (not match[2] and value != int(value)):
         raise UsageError("not a number of experts", where=where, expected="242 or 27%", found=repr(text)[:40])
-    return round(value * of / 100) if match[2] else int(value)
+    if not match[2]:
+        return int(value)
+    number = round(value * of / 100)
+    return max(number, of + 1) if value > 100 else number  # more than all is not rounded down to all
 
 
 def _found(text: str, number: int, of: int) -> str:

@@ -176,6 +176,8 @@ def test_verify_takes_a_folder_and_says_how_to_have_it(path: Path, capsys: pytes
         (MemoryError(), 4, "hint: use fewer --jobs"),
         (ZeroDivisionError("division\nby zero"), 4, "error: internal error: ZeroDivisionError: division\\nby zero"),
         (OSError(28, "No space left on device"), 4, "error: internal error: OSError: [Errno 28]"),
+        (PermissionError(13, "Permission denied", "a\nb/x"), 4, "error: a\\nb/x: Permission denied\n"),
+        (OSError(36, "File name too long", b"\xff"), 4, "error: \\xff: File name too long\n"),
         (RecursionError(), 4, "hint: --verbose shows where"),
     ],
 )
@@ -192,6 +194,15 @@ def test_one_table_from_error_to_exit_code(
     assert captured.out == ""
     assert "Traceback" not in captured.err
     assert all(line.startswith(("error: ", "hint: ")) for line in captured.err.splitlines())
+
+
+def test_a_name_that_no_system_takes_is_no_internal_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = str(tmp_path / ("x" * 300))
+    for arguments in (["plan", name], ["pack", K3, name], ["run", name, "x"]):
+        assert run(arguments) == 4
+        captured = capsys.readouterr().err
+        assert f"error: {name}" in captured
+        assert "internal error" not in captured
 
 
 def test_tracebacks_need_verbose(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,7 @@ def test_without_a_source_the_experts_are_estimated(
         ),
         (["--keep", "500%"], "to 16, found '500%' (80 of 16))"),
         (["--keep", "many"], "not a number of experts"),
+        (["--keep", "100.5%"], "to 16, found '100.5%' (17 of 16))"),
         (["--keep", "8", "--sources", "b"], "no text with this label"),
         (["--keep", "8", "--lossless", "2"], "only mode graded keeps experts lossless"),
         (["--keep", "8", "--mode", "graded", "--lossless", "9"], "more experts lossless than stay"),
