@@ -1,7 +1,7 @@
 """The file of activation statistics: what each expert did with sample text, and what its columns carried.
 
 One safetensors file. Its metadata are ``format``, ``version``, and ``provenance`` as JSON; for every layer with experts
-it has, in this order,
+it has, in this order and with its own digest at the end of the file,
 
     layer.L.tokens             I64 [labels, experts]     tokens routed to each expert
     layer.L.gate               F64 [labels, experts]     sums of their gate weights
@@ -11,6 +11,8 @@ it has, in this order,
     layer.L.activation         F64 [width]               sums of squares of the input of down, over all routed tokens
     layer.L.expert_input       F32 [experts, inputs]     the same sums over the tokens of each expert
     layer.L.expert_activation  F32 [experts, width]
+
+    blake3                     U8  [32]                  of all bytes before these
 
 A file of K3 has 2.2 GB, nearly all of it in the last two, so tensors are read when they are asked for. It is input like
 any other: everything is bounded and compared before it is believed.
@@ -66,9 +68,10 @@ __all__ = [
     "write_statistics",
 ]
 
-VERSION = "1"
+VERSION = "2"
 MAX_HEADER_BYTES = 16 << 20  # K3 has 110 KB
 HASH_BYTES = 8 << 20
+_DIGEST_NAME, _DIGEST_BYTES = "blake3", 32
 _NUMPY = {"I64": "<i8", "F64": "<f8", "F32": "<f4"}
 _NAME = re.compile(r"layer\.(0|[1-9][0-9]{0,4})\.tokens")
 
@@ -179,7 +182,7 @@ def open_statistics(path: Path) -> Statistics:
 
     Raises:
         UsageError: there is no such file.
-        FormatError: it is no such file, damaged, or of an unknown version.
+        FormatError: it is no such file, not the bytes that were written, or of an unknown version.
         EnvironmentProblem: it cannot be read.
     """
     where = str(path)
@@ -189,12 +192,27 @@ def open_statistics(path: Path) -> Statistics:
         tensors, metadata = _header(fd, size, where)
         provenance = _provenance(metadata, where)
         layers, inputs, width = _check_tables(tensors, provenance, where)
-        hasher = blake3()
-        for start in range(0, size, HASH_BYTES):
-            hasher.update(read_exactly(fd, start, min(HASH_BYTES, size - start), where=where))
+        digest = _proven_digest(fd, size, where)
         if _stamp(fd) != stamp:
             raise FormatError("statistics changed while they were read", where=where, hint="start again")
-    return Statistics(path, hasher.hexdigest(), provenance, layers, inputs, width, MappingProxyType(tensors), stamp)
+    return Statistics(path, digest, provenance, layers, inputs, width, MappingProxyType(tensors), stamp)
+
+
+def _proven_digest(fd: int, size: int, where: str) -> str:
+    """BLAKE3 of the whole file in hex, once its end is seen to be the digest of all before it."""
+    hasher, end = blake3(), size - _DIGEST_BYTES
+    for start in range(0, end, HASH_BYTES):
+        hasher.update(read_exactly(fd, start, min(HASH_BYTES, end - start), where=where))
+    stored, found = read_exactly(fd, end, _DIGEST_BYTES, where=where), hasher.digest()
+    if found != stored:
+        raise FormatError(
+            "statistics are damaged: they have another digest than their own",
+            where=where,
+            expected=stored.hex(),
+            found=found.hex(),
+            hint="copy the file again, or make it again with moepack calibrate",
+        )
+    return hasher.update(stored).hexdigest()
 
 
 def _stamp(fd: int) -> tuple[int, ...]:
@@ -252,8 +270,7 @@ def _check_tables(
         if tensor is None or len(tensor.shape) != 1 or not tensor.shape[0]:
             raise FormatError("not a row of sums", where=f"{where}: layer.{layers[0]}.{name}")
         widths.append(tensor.shape[0])
-    tables = layer_tables(len(provenance.labels), provenance.model.experts, widths[0], widths[1])
-    expected = {f"layer.{layer}.{name}": table for layer in layers for name, table in tables.items()}
+    expected = _all_tables(layers, layer_tables(len(provenance.labels), provenance.model.experts, *widths))
     for name, (tensor, wanted) in zip(expected, zip(tensors.values(), expected.values(), strict=False), strict=False):
         if (tensor.name, tensor.dtype, tensor.shape) != (name, *wanted):
             raise FormatError(
@@ -266,6 +283,14 @@ def _check_tables(
     if len(tensors) != len(expected):
         raise FormatError("tensors are missing or too many", where=where, expected=len(expected), found=len(tensors))
     return layers, widths[0], widths[1]
+
+
+def _all_tables(
+    layers: Sequence[int], tables: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of every tensor by its name, in the order of the file."""
+    found = {f"layer.{layer}.{name}": table for layer in layers for name, table in tables.items()}
+    return found | {_DIGEST_NAME: ("U8", (_DIGEST_BYTES,))}
 
 
 def write_statistics(
@@ -322,6 +347,7 @@ def _write(
     head, total = _head(provenance, layers, tables)
 
     def pieces() -> Iterator[bytes | memoryview]:
+        hasher = blake3(head)
         yield head
         for layer, found in zip(layers, chain([first], parts), strict=True):
             stored: dict[str, NDArray[Any]] = {}
@@ -331,7 +357,10 @@ def _write(
                 if stored[name].shape != shape:
                     raise ValueError(f"layer {layer}: {name} has shape {stored[name].shape}, expected {shape}")
             check_layer(LayerStatistics(**stored), provenance, where=f"layer.{layer}.")
-            yield from (array.data.cast("B") for array in stored.values())
+            for array in stored.values():
+                hasher.update(array.data.cast("B"))
+                yield array.data.cast("B")
+        yield hasher.digest()
 
     _, digest = write_file(path, pieces(), needed=total, system=system)
     return digest.hex()
@@ -349,15 +378,10 @@ def _head(
         raise UsageError(f"provenance is not text: {error.reason}", where="provenance") from None
     entries: dict[str, Any] = {"__metadata__": {"format": FORMAT, "version": VERSION, "provenance": text}}
     end = 0
-    for layer in layers:
-        for name, (dtype, shape) in tables.items():
-            length = dtypes.by_name(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-            entries[f"layer.{layer}.{name}"] = {
-                "dtype": dtype,
-                "shape": list(shape),
-                "data_offsets": [end, end + length],
-            }
-            end += length
+    for name, (dtype, shape) in _all_tables(layers, tables).items():
+        length = dtypes.by_name(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + length]}
+        end += length
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(LENGTH_BYTES, "little") + header, LENGTH_BYTES + len(header) + end

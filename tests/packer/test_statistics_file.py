@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 from safetensors import safe_open
 
 from formats.errors import FormatError, UsageError
@@ -86,9 +87,11 @@ def test_another_library_reads_it(made: Path) -> None:
     statistics = open_statistics(made)
     with safe_open(str(made), framework="numpy") as file:
         metadata = file.metadata()
-        assert (metadata["format"], metadata["version"]) == ("moepack-statistics", "1")
+        assert (metadata["format"], metadata["version"]) == ("moepack-statistics", "2")
         assert json.loads(metadata["provenance"]) == json.loads(json.dumps(statistics.provenance.to_dict()))
-        assert len(list(file.keys())) == 6 * 8
+        assert len(list(file.keys())) == 6 * 8 + 1
+        data = made.read_bytes()
+        assert file.get_tensor("blake3").tobytes() == data[-32:] == blake3(data[:-32]).digest()
         for layer in range(1, 7):
             ours = statistics.layer(layer)
             for item in fields(LayerStatistics):
@@ -174,8 +177,10 @@ def parts_of(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def put(path: Path, header: dict[str, Any] | bytes, data: bytes) -> Path:
+    """A file whose digest, if it ends with one, is right."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    before = len(text).to_bytes(8, "little") + text + data[:-32]
+    path.write_bytes(before + (blake3(before).digest() if len(data) >= 32 else data))
     return path
 
 
@@ -223,7 +228,7 @@ def metadata(**members: Any) -> Callable[[dict[str, Any]], None]:
 HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no metadata": (lambda header: header.pop("__metadata__"), "format: not a file of statistics"),
     "another format": (metadata(format="moepack"), "format: not a file of statistics .*expected moepack-statistics"),
-    "another version": (metadata(version="2"), "version: not a file of statistics .*expected 1, found '2'"),
+    "another version": (metadata(version="1"), "version: not a file of statistics .*expected 2, found '1'"),
     "more metadata": (metadata(more="x"), "metadata have other members"),
     "no provenance": (lambda header: header["__metadata__"].pop("provenance"), "metadata have other members"),
     "a number": (metadata(version=1), "__metadata__ is not an object of strings"),
@@ -267,8 +272,12 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda header: header["layer.1.gate"].update(data_offsets=header["layer.1.tokens"]["data_offsets"]),
         "overlaps|leaves unused bytes",
     ),
+    "a digest of another kind": (
+        lambda header: header["blake3"].update(dtype="F32", shape=[8]),
+        "expected blake3 U8 .32., found blake3 F32 .8.",
+    ),
     "past the end": (
-        lambda header: header["layer.6.expert_activation"].update(data_offsets=[0, 1 << 60]),
+        lambda header: header["blake3"].update(data_offsets=[0, 1 << 60]),
         "ends past the data",
     ),
 }
@@ -296,7 +305,7 @@ def test_tensors_and_bytes_agree(change: str, made: Path, tmp_path: Path) -> Non
     elif change == "longer":
         data += b"\0"
     elif change == "missing":
-        start, _ = header.pop("layer.6.expert_activation")["data_offsets"]
+        start, _ = header.pop("blake3")["data_offsets"]
         data = data[:start]
     else:
         header["more"] = {"dtype": "U8", "shape": [3], "data_offsets": [len(data), len(data) + 3]}
@@ -304,6 +313,19 @@ def test_tensors_and_bytes_agree(change: str, made: Path, tmp_path: Path) -> Non
     messages = {"cut": "ends past the data", "longer": "unused bytes", "missing": "missing or too many"}
     with pytest.raises(FormatError, match=messages.get(change, "missing or too many")):
         open_statistics(put(tmp_path / "s", header, data))
+
+
+def test_a_flipped_bit_is_seen_wherever_it_is(made: Path, tmp_path: Path) -> None:
+    sound = made.read_bytes()
+    start = 8 + int.from_bytes(sound[:8], "little")
+    copy = tmp_path / "copy"
+    name = sound.index(b"a novel.txt")  # of the sample text, in the header
+    for place in (name, *range(start, len(sound), 9973), len(sound) - 33, len(sound) - 32, len(sound) - 1):
+        damaged = bytearray(sound)
+        damaged[place] ^= 2
+        copy.write_bytes(damaged)
+        with pytest.raises(FormatError, match="copy: statistics are damaged"):
+            open_statistics(copy)
 
 
 @pytest.mark.parametrize(
