@@ -319,16 +319,23 @@ def _notes(
 
 
 def _pruned_note(draft: Manifest) -> str:
-    """How many experts a plan leaves."""
+    """How many experts a plan leaves, and which layers it says nothing of."""
     counts = [info.experts for info in draft.layers]
     dropped = sum(len(info.dropped_experts) for info in draft.layers)
     if not dropped:
         return "pruned: the plan drops no expert"
     span = f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+    named = {entry["layer"] for entry in draft.recipe["prune"]["layers"]}
+    others = [info.layer for info in draft.layers if info.layer not in named]
     return (
         f"pruned: {dropped} of {sum(info.source_experts for info in draft.layers)} experts are dropped,"
         f" {span} of {draft.architecture.experts} stay in a layer"
+        + (f"; the plan does not name {_layers(others)}, where all stay" if others else "")
     )
+
+
+def _layers(numbers: Sequence[int]) -> str:
+    return f"layer{'' if len(numbers) == 1 else 's'} {spelled(numbers)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -201,7 +201,8 @@ def test_plan_is_exact_to_the_byte(tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["already_complete"]
     assert run(["plan", str(K3), *options[:2]]) == 0
     captured = capsys.readouterr()
-    assert "note: pruned: 45 of 96 experts are dropped, 4 to 16 of 16 stay in a layer" in captured.err
+    assert "note: pruned: 45 of 96 experts are dropped, 4 to 16 of 16 stay in a layer;" in captured.err
+    assert "; the plan does not name layer 4, where all stay\n" in captured.err
 
 
 def test_inspect_shows_what_was_dropped(pruned: Path, capsys: pytest.CaptureFixture[str]) -> None:
