@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import stat
 import tomllib
 from pathlib import Path
 
 import msgspec
 
 from formats.errors import UsageError
+from formats.files import file_bytes, named_file, read_exactly
 from packer.recipe.settings import moved_limits, override, usual_limit, with_weighted_limit
 from packer.recipe.types import (
     ColumnWeights,
@@ -82,6 +82,7 @@ def load_recipe(name_or_path: str) -> Recipe:
 
     Raises:
         UsageError: there is no such recipe, or it is malformed; the key is named.
+        EnvironmentProblem: it cannot be read.
 
     Example:
         >>> load_recipe("kimi-k3").experts.codec
@@ -92,27 +93,15 @@ def load_recipe(name_or_path: str) -> Recipe:
         return _from_toml(data, where=f"recipe {name_or_path}")
     try:
         path = Path(name_or_path).expanduser()
-        with open(path, "rb", opener=_at_once) as file:
-            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            data = file.read(MAX_FILE_BYTES + 1) if regular else b""
-    except (OSError, ValueError, RuntimeError) as error:
+    except RuntimeError:  # nobody's home directory
+        path = Path(name_or_path)
+    hint = f"give the path of a TOML file, or one of {', '.join(bundled_recipes())}"
+    if not os.path.lexists(path):
         a_path = "/" in name_or_path or name_or_path.endswith(".toml")
-        what = "no such recipe file" if a_path else "no recipe of that name"
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            what = f"cannot read the recipe: {error.strerror}"
-        raise UsageError(
-            what,
-            where=name_or_path,
-            hint=f"give the path of a TOML file, or one of {', '.join(bundled_recipes())}",
-        ) from None
-    if not regular:
-        raise UsageError("recipe is not a regular file", where=name_or_path)
+        raise UsageError("no such recipe file" if a_path else "no recipe of that name", where=name_or_path, hint=hint)
+    with named_file(path, hint=hint) as fd:
+        data = read_exactly(fd, 0, min(file_bytes(fd), MAX_FILE_BYTES + 1), where=str(path))
     return _from_toml(data, where=str(path))
-
-
-def _at_once(path: str, flags: int) -> int:
-    """Opens a file; if it is a pipe, without waiting for somebody who writes to it."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def default_recipe(family: str) -> Recipe:
