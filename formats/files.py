@@ -99,7 +99,9 @@ def open_inside(directory_fd: int, name: str, *, where: str) -> int:
     except PermissionError:
         raise EnvironmentProblem("not permitted to read", where=where) from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG, errno.ENODEV):
+        if error.errno == errno.ELOOP:  # what O_NOFOLLOW makes of a link; the system speaks of too many of them
+            raise FormatError("not a regular file reached without links: it is a link", where=where) from None
+        if error.errno in (errno.ENXIO, errno.ENAMETOOLONG, errno.ENODEV):
             raise FormatError(f"not a regular file reached without links: {error.strerror}", where=where) from None
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
     finally:

@@ -40,7 +40,7 @@ def release_used(job: Job, names: Iterable[str]) -> None:
     """Delete those of the shards ``names`` that are here and that nothing left to do needs.
 
     Raises:
-        WriteLost: the device holds other bytes than were written: nothing was deleted, the file is built again.
+        WriteLost: other bytes are on the device than were written: nothing was deleted, the file is built again.
         IntegrityError, FormatError: the shard is not the one that was packed; it stays.
         EnvironmentProblem: it cannot be deleted.
     """

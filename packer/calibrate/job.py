@@ -35,6 +35,7 @@ from packer.statistics.file import (
 )
 from packer.statistics.types import LayerStatistics, Provenance, check_provenance
 from packer.storage.durable import make_directory, temporary_path, write_file
+from packer.storage.identity import differences
 from packer.storage.lock import exclusive
 from packer.storage.new_file import check_free
 from packer.storage.system import SYSTEM, NoSpace, System
@@ -177,10 +178,10 @@ def _check_identity(job: Job, system: System) -> None:
         write_file(path, [json.dumps(wanted, indent=1, sort_keys=True).encode()], system=system)
         return
     found = _read_note(path)
-    differing = sorted(key for key in {*wanted, *found} if wanted.get(key) != found.get(key))
+    differing = differences(found, wanted)
     if differing:
         raise UsageError(
-            f"an unfinished calibration of something else lies here; it differs in {', '.join(differing)}",
+            f"an unfinished calibration of something else lies here: {differing}",
             where=job.folder,
             hint="give the same command again, name another result, or remove the folder",
         )

@@ -97,13 +97,22 @@ def source_directory(source: Path) -> Path:
         raise UsageError(
             "source is not a directory", where=source, hint="give the checkpoint's folder, with its config.json"
         )
-    repository = len(source.parts) == 2 and not source.is_absolute() and not source.parts[0].startswith(".")
-    hint = (
-        f"fetch the repository first: moepack fetch {shlex.quote(str(source))}, then give its local folder"
-        if repository
-        else None
-    )
+    hint = None
+    if may_be_repository(source) and not source.parts[0].startswith("."):
+        fetch = f"moepack fetch {shlex.quote(str(source))}, then give its local folder"
+        hint = f"{missing_in_folder(source)}; a repository is fetched first: {fetch}".removeprefix("; ")
     raise UsageError("no such directory", where=source, expected="a local checkpoint directory", hint=hint)
+
+
+def may_be_repository(source: Path) -> bool:
+    """Whether ``source`` has the form ``owner/name``, and nothing here rules out that it means a repository."""
+    two_parts = len(source.parts) == 2 and not source.is_absolute()
+    return two_parts and not os.path.lexists(source) and (source.parent.is_dir() or not os.path.lexists(source.parent))
+
+
+def missing_in_folder(source: Path) -> str:
+    """What a slip in the name of a folder inside of one that is here should be told; empty if there is none."""
+    return f"{typed_path(source.parent)} is a folder here and has no {source.name}" if source.parent.is_dir() else ""
 
 
 def container_directory(path: Path) -> Path:

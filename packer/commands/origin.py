@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import click
 
 from formats.checkpoint import Checkpoint, open_checkpoint
-from formats.errors import UsageError
+from formats.errors import EnvironmentProblem, UsageError
 from formats.families import Model
-from packer.commands.common import source_directory, typed
+from packer.commands.common import may_be_repository, missing_in_folder, source_directory, typed
 from packer.commands.size import parse_size
 from packer.disk import other_bytes, with_relief, with_staging
 from packer.fetch.hub import Access, list_repository, open_hub
@@ -99,7 +99,7 @@ def origin_options(function: Callable[..., int]) -> Callable[..., int]:
 
 def is_repository(source: Path) -> bool:
     """Whether SOURCE means a repository: ``owner/name``, and nothing here has that name."""
-    if os.path.lexists(source) or source.is_absolute() or len(source.parts) != 2:
+    if not may_be_repository(source):
         return False
     try:
         check_repository_name(str(source))
@@ -145,7 +145,8 @@ def open_origin(
     with ExitStack() as stack:
         folder = staging or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-"))) / "source"
         output.note(f"{source}: nothing here has that name, so it is taken for a repository")
-        access, listing = find_repository(output, str(source), options.revision, folder, Limits(), stop)
+        with _told_of_folder(source):
+            access, listing = find_repository(output, str(source), options.revision, folder, Limits(), stop)
         with ProgressLine(output, "headers") as progress:
             shards = stack.enter_context(
                 open_shard_source(access, listing, folder, conditions=Conditions(stop=stop), progress=progress)
@@ -153,6 +154,16 @@ def open_origin(
         output.note(f"{listing.repository}, revision {listing.revision}, commit {listing.commit}")
         checkpoint = stack.enter_context(open_checkpoint(folder, headers=shards.headers))
         yield Origin(folder, f"{listing.repository} at {listing.commit}", checkpoint, shards, options)
+
+
+@contextmanager
+def _told_of_folder(source: Path) -> Iterator[None]:
+    """Adds to an error of a repository that cannot be had that a local folder may have been meant."""
+    try:
+        yield
+    except (EnvironmentProblem, UsageError) as error:
+        error.hint = "; ".join(filter(None, (missing_in_folder(source), error.hint))) or None
+        raise
 
 
 def shards_here(checkpoint: Checkpoint, model: Model, layer: int, expert: int) -> bool:

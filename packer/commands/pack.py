@@ -57,7 +57,8 @@ def pack(
     """Pack the checkpoint SOURCE into the container OUT. Given again after an interruption, it continues.
 
     SOURCE is a local folder or a repository, whose shards come as they are needed. Nothing of the source is ever
-    deleted without --release-source.
+    deleted without --release-source. A container with errors above the recipe's limit is finished all the same; they
+    are listed, and the exit code is 1.
 
     \b
     Examples:

@@ -78,13 +78,10 @@ def verify(
     level = level or (LOGITS if tokens.options or max_kl is not None else "parity" if source is not None else "hashes")
     container = container_directory(container)
     if level != LOGITS:
-        unused = {
-            "--source": source is not None and level != "parity",
-            "--budget": budget is not None,
-            "--max-kl": max_kl is not None,
-            **dict.fromkeys(tokens.options, True),
-        }
-        for option in [option for option, given in unused.items() if given]:
+        unused_source = None if level == "parity" else source
+        options = {"--source": unused_source, "--budget": budget, "--max-kl": max_kl}
+        given = [option for option, value in options.items() if value is not None]
+        for option in (*given, *tokens.options):
             output.note(f"note: {option} is not used at level {level}")
     source = None if source is None else source_directory(source)
     if html is not None:  # what would go wrong only at the end

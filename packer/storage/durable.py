@@ -153,12 +153,13 @@ def read_back(path: Path, extents: Sequence[Extent], *, system: System = SYSTEM)
                     whole.update(piece)
                 if hasher.digest() != extent.digest:
                     raise WriteLost(
-                        "the device holds other bytes than were written",
+                        "other bytes are here than were written",
                         where=path,
                         offset=extent.offset,
                         expected=extent.digest.hex(),
                         found=hasher.hexdigest(),
-                        hint="check the device; then give the same command again",
+                        hint="the device lost them, or another program wrote here; once that is settled, give the same"
+                        " command again",
                     )
         finally:
             system.close(fd)

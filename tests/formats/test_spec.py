@@ -167,7 +167,9 @@ def test_file_is_a_link(forge: Forge, tmp_path: Path, name: str) -> None:
     aside = tmp_path / "aside"
     (forge.path / name).rename(aside)
     (forge.path / name).symlink_to(aside)
-    assert "without links" in refusal(forge.path)
+    message = refusal(forge.path)
+    assert "without links" in message
+    assert "Too many levels" not in message  # what the system says of a single one
 
 
 @pytest.mark.parametrize("name", ["stray.bin", "experts/layer-00009.bank", "assets/sub/x", "folder/deep/file"])

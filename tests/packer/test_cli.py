@@ -161,6 +161,21 @@ def test_verify_takes_a_folder_and_says_how_to_have_it(path: Path, capsys: pytes
     assert "moepack fetch moonshotai/Kimi-K3" in capsys.readouterr().err
 
 
+def test_a_slip_in_the_name_of_a_folder_is_told_as_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "notes").write_text("")
+    assert run(["verify", str(path), "--source", "models/k3"]) == 2
+    assert "hint: models is a folder here and has no k3; a repository is fetched first" in capsys.readouterr().err
+    for arguments in (["verify", str(path), "--source"], ["plan"]):
+        assert run([*arguments, "notes/k3"]) == 2  # no repository either, for a file has the owner's name
+        error = capsys.readouterr().err
+        assert "no such directory" in error
+        assert "fetch" not in error
+
+
 # Exit codes
 
 

@@ -176,6 +176,16 @@ def test_plan_of_a_repository_states_the_peak_and_writes_nothing(hub: HubServer,
     assert not list(tmp_path.iterdir())
 
 
+def test_a_repository_that_is_not_there_may_have_been_meant_as_a_folder(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner").mkdir()
+    _, messages = moepack(hub, "plan", "owner/modle", code=2)
+    assert "hint: owner is a folder here and has no modle; check the name" in messages
+    moepack(hub, "plan", hub.repository)  # which is asked for all the same
+
+
 def test_the_source_comes_first(tmp_path: Path) -> None:
     _, told = moepack(None, "pack", tmp_path / "new", TINY, code=2)
     assert "the checkpoint comes first, then the container" in told
