@@ -22,13 +22,13 @@ from formats.families import bind
 from packer.calibrate.job import Job, calibrate
 from packer.calibrate.model import open_for_pass, sampled_model
 from packer.calibrate.texts import Sample
+from packer.demonstration import Bundle, bundled
 from packer.model_stamp import ModelStamp
 from packer.pipeline import pack
 from packer.planning.plan import make_plan
 from packer.prune.plan import LayerKeep, PrunePlan
 from packer.prune.ranking import Wish, choose, shares
 from packer.recipe.recipe import default_recipe, load_recipe
-from packer.running.demo import Bundle, bundled
 from packer.statistics.file import Statistics
 from packer.statistics.types import Provenance, SampleLabel
 from packer.verify.logits_parity import compare_models

@@ -14,7 +14,7 @@ from formats.errors import UsageError
 from formats.index import IndexRow
 from formats.layout import Matrix, record_name
 from formats.manifest import Manifest, TensorInfo
-from packer.prune.plan_types import Prune
+from packer.recipe.pruned import Prune
 from packer.recipe.recipe import choose_rule
 from packer.recipe.types import DropRule, Recipe, Rvq
 

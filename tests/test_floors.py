@@ -34,6 +34,26 @@ def test_no_forbidden_import(floor: str) -> None:
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
+def packages_imported(package: Path) -> set[str]:
+    """The other packages of the packer that the modules of one import."""
+    found = set()
+    for source in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("packer."):
+                found.add((node.module or "").split(".")[1])
+    return found - {package.name}
+
+
+def test_no_two_packages_of_the_packer_lean_on_each_other() -> None:
+    """Nor three in a circle: what is left when packages that lean on nothing that is left are taken away."""
+    left = {path.parent.name: packages_imported(path.parent) for path in (ROOT / "packer").glob("*/__init__.py")}
+    assert len(left) > 10
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
 def test_files_stay_short() -> None:
     """A file above 400 lines wants a reason; none has one so far."""
     sources = [path for floor in FORBIDDEN for path in (ROOT / floor).rglob("*.py")]

@@ -34,7 +34,7 @@ def demo(output: Output, *, folder: Path | None) -> int:
       moepack demo
       moepack demo --dir build/demo
     """
-    from packer.running import demo as bundle
+    from packer import demonstration as bundle
 
     model = bundle.bundled()
     with ExitStack() as stack:

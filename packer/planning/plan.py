@@ -37,8 +37,8 @@ from packer.planning.layout_plan import (
 from packer.planning.plan_types import Plan, Unit, checked_jobs
 from packer.planning.selection import Selection, normalised
 from packer.prune.plan import PrunePlan
-from packer.prune.plan_types import Prune
 from packer.prune.pruning import kept_experts, pruned_recipe
+from packer.recipe.pruned import Prune
 from packer.recipe.recipe import ColumnWeights, Recipe, Rvq, resolve
 from packer.statistics.column_weights import LEAST_TOKENS, seldom_seen
 from packer.statistics.file import Statistics
@@ -286,7 +286,11 @@ def _weights_note(recipe: Recipe, layers: Sequence[LayerPlan], statistics: Stati
     """Whose second moments weigh the columns, if any do."""
     if statistics is None:
         return None
-    seldom, total = seldom_seen(statistics, layers)
+    weighed = {
+        layer.layer: [record.source_expert for record in layer.records if record.codec == Codec.RVQ] for layer in layers
+    }
+    seldom = sum(seldom_seen(statistics, layer, experts) for layer, experts in weighed.items())
+    total = sum(map(len, weighed.values()))
     note = f"columns of {counted(total, 'expert')} are weighted by the statistics"
     if seldom:
         note += f"; {seldom} of them, which fewer than {LEAST_TOKENS} tokens chose, by those of their layer"

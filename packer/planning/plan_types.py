@@ -21,7 +21,7 @@ from formats.manifest import FILE_NAME, TRUNK_NAME, Dropped, Manifest, bank_name
 from packer.planning.estimate import TIME_BASIS, Memory
 from packer.planning.layout_plan import LayerPlan, RecordPlan, SegmentPlan, TensorPlan
 from packer.planning.selection import Selection
-from packer.prune.plan_types import Prune
+from packer.recipe.pruned import Prune
 from packer.recipe.recipe import Recipe, plain
 from packer.statistics.file import Statistics
 

@@ -1,5 +1,6 @@
 """Pruning: from statistics to a plan that says which experts stay, and in what tier.
 
-``ranking`` decides, ``job`` writes the plan file and says what it means. ``plan`` is the file's form and ``plan_types``
-what a recipe records of it; ``pruning`` applies a plan to a checkpoint, and ``row_selection`` thins its routers.
+``ranking`` decides, ``job`` writes the plan file and says what it means. ``plan`` is the file's form, ``pruning``
+applies a plan to a checkpoint, and ``row_selection`` thins its routers. What a recipe records of a plan stands in
+``packer.recipe.pruned``.
 """

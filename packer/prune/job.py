@@ -15,8 +15,8 @@ from formats.errors import UsageError
 from formats.spelling import counted
 from packer.model_stamp import ModelStamp
 from packer.prune.plan import LayerKeep, PrunePlan
-from packer.prune.plan_types import Made
 from packer.prune.ranking import GLOBAL_FLOOR, Kept, Wish, agreement, choose, kept_share, retained, shares
+from packer.recipe.pruned import Made
 from packer.statistics.file import Statistics
 from packer.version import VERSION
 

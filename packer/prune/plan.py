@@ -33,10 +33,10 @@ from blake3 import blake3
 
 from formats.errors import MoepackError, UsageError
 from formats.spelling import spelled
+from packer.documents import converted, one_line
 from packer.model_stamp import ModelStamp
-from packer.prune.number_lists import parse_numbers
-from packer.prune.plan_types import KeptExperts, Made
-from packer.recipe.types import converted, one_line
+from packer.number_lists import parse_numbers
+from packer.recipe.pruned import KeptExperts, Made
 from packer.running.token_input import read_file
 from packer.statistics.recognise import is_statistics
 from packer.storage.durable import write_file

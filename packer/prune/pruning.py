@@ -21,7 +21,7 @@ from formats.families import Architecture, Model, TextConfig, read_text_model
 from formats.families.kimi_config import Arithmetic
 from packer.model_stamp import check_same_model
 from packer.prune.plan import LayerKeep, PrunePlan, kept_entry, layer_keep
-from packer.prune.plan_types import Prune
+from packer.recipe.pruned import Prune
 from packer.recipe.types import Recipe
 
 

@@ -1,1 +1,1 @@
-"""Recipes: their types, how they are read and chosen from, and how ``--set`` changes one."""
+"""Recipes: their types, what one records of a prune plan, how they are read, and how ``--set`` changes one."""

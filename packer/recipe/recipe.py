@@ -16,6 +16,7 @@ import msgspec
 
 from formats.errors import UsageError
 from formats.files import file_bytes, named_file, read_exactly
+from packer.documents import one_line
 from packer.recipe.settings import moved_limits, override, usual_limit, with_weighted_limit
 from packer.recipe.types import (
     ColumnWeights,
@@ -32,7 +33,6 @@ from packer.recipe.types import (
     Source,
     SourceBytes,
     TrunkRule,
-    one_line,
     plain,
     recipe_from_builtins,
 )

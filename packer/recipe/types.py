@@ -5,19 +5,19 @@ The resolved recipe goes into the manifest and into the journal, and comes back 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from formats.errors import MoepackError, UsageError
 from formats.families.model import TRUNK_KINDS
+from packer.documents import converted
 from packer.model_stamp import Digest
-from packer.prune.plan_types import Prune
+from packer.recipe.pruned import Prune
 
 MAX_RANK = 8
 MAX_STARS = 8  # a pattern, whose time grows with their number
@@ -27,7 +27,6 @@ MAX_SUMMARY = 1000
 Limit: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e6)]
 Group: TypeAlias = Annotated[int, Meta(ge=32, le=1024, multiple_of=32)]
 Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
-_Kind = TypeVar("_Kind")
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -175,26 +174,10 @@ def recipe_from_builtins(document: Any, *, where: str, error: type[MoepackError]
         where: for messages.
         error: what to raise; ``FormatError`` if the document came from a container.
     """
-    recipe = converted(document, Recipe, where=where, error=error)
+    recipe = converted(document, Recipe, where=where, error=error, words=_WORDS)
     for key, what in _contradictions(recipe):
         raise error(what, where=f"{where}: {key}")
     return recipe
-
-
-def converted(document: Any, kind: type[_Kind], *, where: str, error: type[MoepackError] = UsageError) -> _Kind:
-    """Make a struct of plain values, checking types and ranges; ``error`` names the key and what stands there.
-
-    Args:
-        document: dictionaries, lists, strings, numbers.
-        kind: a struct that is strict about its members.
-        where: for messages.
-        error: what to raise.
-    """
-    try:
-        return msgspec.convert(document, kind, strict=True)
-    except msgspec.ValidationError as problem:
-        what, _, path = str(problem).partition(" - at ")
-        raise _in_our_words(what, _key(path), document, where, error) from None
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:
@@ -224,50 +207,3 @@ def _contradictions(recipe: Recipe) -> Iterable[tuple[str, str]]:
         for role in rule.roles:
             if role not in TRUNK_KINDS:
                 yield f"trunk.{number}.roles", f"unknown role {role!r} (known: {', '.join(TRUNK_KINDS)})"
-
-
-def _in_our_words(what: str, key: str, document: Any, where: str, error: type[MoepackError]) -> MoepackError:
-    """A message of msgspec (checked by tests against the real ones) as place, what, expected and found."""
-    expected = _WORDS.get(key.rpartition(".")[2])
-    found = _found(document, key)
-    if match := re.fullmatch(r"Object missing required field `(.*)`", what, re.DOTALL):
-        key, what, found = f"{key}.{match[1]}", "key is absent", None
-    elif match := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        key, what, found = f"{key}.{match[1]}", "unknown key", None
-    elif match := re.fullmatch(r"Expected `(.*)`, got `(.*)`", what, re.DOTALL):
-        what, expected = "value has the wrong type", expected or _type_word(match[1])
-    elif match := re.fullmatch(r"Expected `(.*?)` (.*)", what, re.DOTALL):
-        what, expected = "value is not allowed", expected or f"{_type_word(match[1])} {match[2]}"
-    elif re.match(r"Invalid (enum )?value ", what):
-        what = "unknown value"
-    key = one_line(key.removeprefix("."))
-    return error(one_line(what), where=f"{where}: {key}" if key else where, expected=expected, found=found)
-
-
-def _type_word(name: str) -> str:
-    """What a recipe calls a type of msgspec."""
-    return " or ".join({"object": "table", "array": "list"}.get(word, word) for word in name.split(" | "))
-
-
-def _found(document: Any, key: str) -> str | None:
-    """The value that stands at a dotted key, as a message shows it."""
-    node = document
-    for part in key.split(".") if key else ():
-        try:
-            node = node[int(part)] if isinstance(node, list | tuple) else node[part]
-        except (KeyError, IndexError, ValueError, TypeError):
-            return None
-    try:
-        return repr(node)[:80]
-    except RecursionError:
-        return "a table nested without end"
-
-
-def _key(path: str) -> str:
-    """``$.trunk[0].bits`` as a setting writes it: ``trunk.0.bits``."""
-    return re.sub(r"\[([0-9]+)\]", r".\1", path.strip("`")).removeprefix("$").removeprefix(".")
-
-
-def one_line(text: str) -> str:
-    """A library's message without line breaks."""
-    return " ".join(text.split())[:500]

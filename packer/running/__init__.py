@@ -1,1 +1,1 @@
-"""Everything around running a model: tokens in, text out, logits and their file, memory, figures, the demonstration."""
+"""Everything around running a model: tokens in, text out, logits and their file, memory, figures."""

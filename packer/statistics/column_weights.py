@@ -17,8 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from formats.families import MATRICES
-from formats.layout import Codec
-from packer.planning.layout_plan import LayerPlan
 from packer.statistics.file import Statistics
 from packer.statistics.types import Single
 
@@ -86,12 +84,7 @@ def _relative(moment: Single) -> Single:
     return relative
 
 
-def seldom_seen(statistics: Statistics, layers: Sequence[LayerPlan]) -> tuple[int, int]:
-    """How many of the experts whose columns are weighed have to do with the means of their layer, and of how many."""
-    seldom = total = 0
-    for layer in layers:
-        seen = statistics.tokens(layer.layer).sum(axis=0)
-        experts = [record.source_expert for record in layer.records if record.codec == Codec.RVQ]
-        seldom += int((seen[experts] < LEAST_TOKENS).sum())
-        total += len(experts)
-    return seldom, total
+def seldom_seen(statistics: Statistics, layer: int, experts: Sequence[int]) -> int:
+    """How many of these experts of a layer have to do with the means of the layer: fewer tokens chose them."""
+    seen = statistics.tokens(layer).sum(axis=0)
+    return int((seen[list(experts)] < LEAST_TOKENS).sum())

@@ -41,7 +41,7 @@ from formats.families import Architecture
 from formats.files import named_file, read_exactly
 from formats.shard import SourceTensor, parse_header
 from formats.spelling import spelled
-from packer.recipe.types import converted
+from packer.documents import converted
 from packer.statistics.recognise import FORMAT, HINT, LENGTH_BYTES, begins_as_header
 from packer.statistics.types import (
     LayerStatistics,

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from formats import strict_json
 from formats.errors import FormatError, UsageError
+from packer.documents import converted
 from packer.model_stamp import Digest, ModelStamp, Text
-from packer.recipe.types import converted
 
 MAX_LABELS = 64
 MAX_TOKENS = 1 << 40  # of a label: sums over experts then fit 64 bits

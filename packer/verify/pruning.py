@@ -14,8 +14,8 @@ from formats.layout import record_name
 from formats.manifest import LayerInfo, Manifest
 from formats.spelling import counted, spelled
 from packer.prune.plan import layer_keep
-from packer.prune.plan_types import Prune
 from packer.prune.pruning import Kept, kept_of
+from packer.recipe.pruned import Prune
 from packer.recipe.types import Recipe, Rvq
 from packer.verify.findings import Problem, problem_of
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from packer import demonstration as demonstration
 from packer.commands import run
-from packer.running import demo as demonstration
-from packer.running.demo import Bundle
+from packer.demonstration import Bundle
 from tests.support.speaking import DATA
 from tests.support.vocabularies import tokenizer_files
 

@@ -12,9 +12,9 @@ import pytest
 from blake3 import blake3
 
 from formats.errors import UsageError
-from packer.prune.number_lists import MAX_LENGTH, parse_numbers
+from packer.number_lists import MAX_LENGTH, parse_numbers
 from packer.prune.plan import MAX_FILE_BYTES, LayerKeep, PrunePlan, prune_plan_bytes, read_prune_plan, write_prune_plan
-from packer.prune.plan_types import Made
+from packer.recipe.pruned import Made
 from tests.support.prunes import MADE, made_up_statistics, plan_for
 
 DATA = Path(__file__).parent.parent / "data"

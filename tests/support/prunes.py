@@ -16,7 +16,7 @@ from packer.pipeline import PackResult, pack
 from packer.planning.plan import Plan, make_plan
 from packer.planning.selection import parse_selection
 from packer.prune.plan import LayerKeep, PrunePlan
-from packer.prune.plan_types import Made
+from packer.recipe.pruned import Made
 from packer.recipe.recipe import default_recipe, load_recipe, override
 from packer.statistics.file import LayerStatistics, Provenance, Statistics, open_statistics, write_statistics
 from packer.statistics.types import SampledModel, SampleLabel, SampleText

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from formats.families.kimi_config import MAX_LAYERS
 from packer.model_stamp import Digest, Text
-from packer.prune.number_lists import MAX_LENGTH
+from packer.number_lists import MAX_LENGTH
 
 MAX_SOURCES = 64
 
