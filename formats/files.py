@@ -155,6 +155,25 @@ def named_file(path: Path, *, hint: str | None = None) -> Iterator[int]:
         os.close(fd)
 
 
+def named_bytes(path: Path, *, at_most: int, what: str = "file", hint: str | None = None) -> bytes:
+    """All of a regular file that the user names.
+
+    Args:
+        path, hint: as for :func:`named_file`.
+        at_most: bytes that it may have.
+        what: it is, for the message if it has more.
+
+    Raises:
+        UsageError: there is no such file, it is something else, or too long.
+        EnvironmentProblem: it cannot be opened or read.
+    """
+    with named_file(path, hint=hint) as fd:
+        size = file_bytes(fd)
+        if size > at_most:
+            raise UsageError(f"{what} is too long", where=path, expected=f"at most {at_most} bytes", found=size)
+        return read_exactly(fd, 0, size, where=str(path))
+
+
 def file_bytes(fd: int) -> int:
     """The present length of an open file."""
     return os.fstat(fd).st_size

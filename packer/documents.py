@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,6 +14,25 @@ from formats.errors import MoepackError, UsageError
 
 _Kind = TypeVar("_Kind")
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
+
+
+def parsed_toml(data: bytes, *, what: str, where: str) -> dict[str, Any]:
+    """The values of a TOML document, of a length that was bounded before.
+
+    Args:
+        data: the file.
+        what: it is, for messages.
+        where: for messages.
+
+    Raises:
+        UsageError: not UTF-8, or not TOML.
+    """
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} is not TOML: not UTF-8", where=where, offset=error.start) from None
+    except (ValueError, RecursionError) as error:  # of ValueError: bad TOML, endless digits
+        raise UsageError(f"{what} is not TOML: {one_line(str(error))}", where=where) from None
 
 
 def converted(

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +31,12 @@ import msgspec
 from blake3 import blake3
 
 from formats.errors import MoepackError, UsageError
+from formats.files import named_bytes
 from formats.spelling import spelled
-from packer.documents import converted, one_line
+from packer.documents import converted, parsed_toml
 from packer.model_stamp import ModelStamp
 from packer.number_lists import parse_numbers
 from packer.recipe.pruned import KeptExperts, Made
-from packer.running.token_input import read_file
 from packer.statistics.recognise import is_statistics
 from packer.storage.durable import write_file
 from packer.storage.new_file import check_free
@@ -101,17 +100,10 @@ def read_prune_plan(path: Path) -> PrunePlan:
             where=where,
             hint=f"make a plan with moepack prune {shlex.quote(where)}",
         )
-    data = read_file(path)
-    if len(data) > MAX_FILE_BYTES:
-        raise UsageError("prune plan is too long", where=where, expected=f"at most {MAX_FILE_BYTES} bytes")
+    data = named_bytes(path, at_most=MAX_FILE_BYTES, what="prune plan")
     if (dots := data.count(b".")) > MAX_DOTS:
         raise UsageError("prune plan has too many dots", where=where, expected=f"at most {MAX_DOTS}", found=dots)
-    try:
-        values = tomllib.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UsageError("prune plan is not TOML: not UTF-8", where=where, offset=error.start) from None
-    except (ValueError, RecursionError) as error:  # of ValueError: bad TOML, endless digits
-        raise UsageError(f"prune plan is not TOML: {one_line(str(error))}", where=where) from None
+    values = parsed_toml(data, what="prune plan", where=where)
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         found = values.get(key)
         if found != expected or type(found) is not type(expected):

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import tomllib
 from pathlib import Path
 
 import msgspec
 
 from formats.errors import UsageError
-from formats.files import file_bytes, named_file, read_exactly
-from packer.documents import one_line
+from formats.files import named_bytes
+from packer.documents import parsed_toml
 from packer.recipe.settings import moved_limits, override, usual_limit, with_weighted_limit
 from packer.recipe.types import (
     ColumnWeights,
@@ -99,9 +98,7 @@ def load_recipe(name_or_path: str) -> Recipe:
     if not os.path.lexists(path):
         a_path = "/" in name_or_path or name_or_path.endswith(".toml")
         raise UsageError("no such recipe file" if a_path else "no recipe of that name", where=name_or_path, hint=hint)
-    with named_file(path, hint=hint) as fd:
-        data = read_exactly(fd, 0, min(file_bytes(fd), MAX_FILE_BYTES + 1), where=str(path))
-    return _from_toml(data, where=str(path))
+    return _from_toml(named_bytes(path, at_most=MAX_FILE_BYTES, what="recipe", hint=hint), where=str(path))
 
 
 def default_recipe(family: str) -> Recipe:
@@ -185,12 +182,7 @@ def choose_rule(recipe: Recipe, name: str, role: str, rank: int) -> tuple[int, T
 
 
 def _from_toml(data: bytes, *, where: str) -> Recipe:
-    if len(data) > MAX_FILE_BYTES:
-        raise UsageError("recipe is too long", where=where, expected=f"at most {MAX_FILE_BYTES} bytes")
-    try:
-        document = tomllib.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # of ValueError: bad UTF-8, bad TOML, endless digits
-        raise UsageError(f"recipe is not TOML: {one_line(str(error))}", where=where) from None
+    document = parsed_toml(data, what="recipe", where=where)
     for key in ("prune", "statistics"):
         if key in document:
             raise UsageError(

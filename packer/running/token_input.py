@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from formats.errors import UsageError
-from formats.files import file_bytes, named_file, read_exactly
+from formats.files import named_bytes
 
 MAX_BYTES = 64 << 20
 _LIST = re.compile(r"(?:[\s,]*-?[0-9][^./]*)?")  # or meant as one: its bad entry is named, not a file
@@ -93,17 +93,8 @@ def parse_ids(text: str, vocabulary: int, *, where: str) -> list[int]:
 
 
 def read_file(path: Path) -> bytes:
-    """A whole file that the user names, of bounded length.
-
-    Raises:
-        UsageError: there is none, or it is no file or too long.
-        EnvironmentProblem: it cannot be read.
-    """
-    with named_file(path) as fd:
-        size = file_bytes(fd)
-        if size > MAX_BYTES:
-            raise UsageError("file is too long", where=path, expected=f"at most {MAX_BYTES}", found=size)
-        return read_exactly(fd, 0, size, where=str(path)) if size else b""
+    """A whole file of text or of ids that the user names; errors are those of ``formats.files.named_bytes``."""
+    return named_bytes(path, at_most=MAX_BYTES)
 
 
 def decoded(data: bytes, *, where: object) -> str:
