@@ -168,7 +168,7 @@ def test_control_lost_banks_are_found_by_reading_back(ground: Ground, scratch: P
             try:
                 ground.pack(out)
             except EnvironmentProblem as error:
-                lost += "other bytes than were written" in error.line()
+                lost += "other bytes are here than were written" in error.line()
                 ground.check_unfinished(out)
         ground.check_finished(out)
     assert lost > 0

@@ -179,7 +179,7 @@ def test_rel_03_a_byte_changed_on_the_device_is_found_by_reading_back(tmp_path: 
             piece[-1] ^= 1
         return bytes(piece)
 
-    with pytest.raises(WriteLost, match="other bytes than were written"):
+    with pytest.raises(WriteLost, match="other bytes are here than were written"):
         durable.write_file(tmp_path / "a", [DATA], system=Faults(pread=lying).system)
     assert names(tmp_path) == []
 

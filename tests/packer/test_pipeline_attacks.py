@@ -142,7 +142,7 @@ def test_header_page_and_padding_are_read_back(offset: int, tmp_path: Path) -> N
                 file.write(b"\x01")
             spoiled.append(part)
 
-    with pytest.raises(EnvironmentProblem, match="other bytes than were written") as caught:
+    with pytest.raises(EnvironmentProblem, match="other bytes are here than were written") as caught:
         run(TINY, out, progress=progress, jobs=1)
     assert spoiled
     assert caught.value.exit_code == 4
