@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from packer import demonstration as demonstration
+from packer import demonstration
 from packer.commands import run
 from packer.demonstration import Bundle
 from tests.support.speaking import DATA
