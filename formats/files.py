@@ -135,7 +135,7 @@ def named_file(path: Path, *, hint: str | None = None) -> Iterator[int]:
 
     Args:
         path: as it was typed; links are followed.
-        hint: what to give instead of something that is no regular file.
+        hint: what to give instead of a name without a file, or of something that is no regular file.
 
     Raises:
         UsageError: there is no such file, or it is something else.
@@ -143,8 +143,8 @@ def named_file(path: Path, *, hint: str | None = None) -> Iterator[int]:
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO must not wait for a writer
-    except FileNotFoundError:
-        raise UsageError("no such file", where=path) from None
+    except (FileNotFoundError, NotADirectoryError):  # the latter, of what should lie below a file
+        raise UsageError("no such file", where=path, hint=hint) from None
     except OSError as error:
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=path) from None
     try:

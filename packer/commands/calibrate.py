@@ -133,7 +133,7 @@ def _sample(source: Path, vocabulary: int, texts: Sequence[str], ids: Sequence[s
 def _print(output: Output, coverage: Sequence[Coverage], out: Path) -> None:
     rows = [
         (
-            "all" if item.label is None else item.label,
+            "all texts" if item.label is None else item.label,
             item.tokens,
             f"{item.never} of {item.experts}",
             item.hardly,

@@ -88,7 +88,7 @@ def _provenance(statistics: Statistics) -> Section:
         ("tokens", f"{found.tokens}, in windows of {found.window}"),
     ]
     labels = [
-        ("all" if item.label is None else item.label, str(item.tokens), str(item.never), str(item.hardly))
+        ("all texts" if item.label is None else item.label, str(item.tokens), str(item.never), str(item.hardly))
         for item in coverage_of(statistics)
     ]
     texts = [(label.name, text.name, str(text.bytes), text.blake3) for label in found.labels for text in label.texts]

@@ -67,7 +67,8 @@ def read_tokens(tokens: TokenInput, vocabulary: int, encode: Callable[[str], Seq
         return parse_ids(tokens.ids, vocabulary, where="--ids")
     path = Path(tokens.ids) if tokens.ids is not None else tokens.ids_file
     assert path is not None  # one of the two is given
-    return parse_ids(decoded(read_file(path), where=path), vocabulary, where=str(path))
+    hint = "give a list, as in 1,2,3, or the name of a file with one" if tokens.ids is not None else None
+    return parse_ids(decoded(read_file(path, hint=hint), where=path), vocabulary, where=str(path))
 
 
 def parse_ids(text: str, vocabulary: int, *, where: str) -> list[int]:
@@ -92,9 +93,9 @@ def parse_ids(text: str, vocabulary: int, *, where: str) -> list[int]:
     return ids
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, *, hint: str | None = None) -> bytes:
     """A whole file of text or of ids that the user names; errors are those of ``formats.files.named_bytes``."""
-    return named_bytes(path, at_most=MAX_BYTES)
+    return named_bytes(path, at_most=MAX_BYTES, hint=hint)
 
 
 def decoded(data: bytes, *, where: object) -> str:

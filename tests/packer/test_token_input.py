@@ -61,6 +61,8 @@ def test_texts_are_encoded_as_they_stand(tmp_path: Path) -> None:
         (TokenInput(ids="3.txt"), 2, "3.txt: no such file"),
         (TokenInput(ids="1,a"), 2, "--ids: entry 2 is no token id"),
         (TokenInput(ids="-1"), 2, "--ids: entry 1 is no token id"),
+        (TokenInput(ids="1.5"), 2, "1.5: no such file"),
+        (TokenInput(text=Path("empty/text")), 2, "empty/text: no such file"),
         (TokenInput(ids_file=Path("folder")), 2, "not a regular file"),
         (TokenInput(ids_file=Path("latin")), 2, "latin at byte 2: not UTF-8"),
         (TokenInput(text=Path("latin")), 2, "not UTF-8"),
@@ -86,3 +88,10 @@ def test_too_long_files_are_not_read(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(UsageError, match="file is too long"):
         read_tokens(TokenInput(ids_file=path), 9, None)
+
+
+def test_a_list_that_looks_like_a_name_is_told_what_a_list_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MoepackError) as caught:
+        read_tokens(TokenInput(ids="1.5"), 9, None)
+    assert caught.value.hint == "give a list, as in 1,2,3, or the name of a file with one"
