@@ -129,31 +129,39 @@ def numpy_work(decoded: list[Single], inputs: Single) -> Callable[[int], Any]:
 
 
 def measure(case: Case, paths: list[str], rounds: int, pool: int) -> Iterator[str]:
-    """Lines of the table: the best of some rounds, in which all take turns."""
+    """Lines of the table: the best of some rounds, in which all take turns.
+
+    A round has every number of inputs, so that the rounds of each figure lie seconds apart: a machine that is shared
+    is slower for seconds at a time, and not for all kinds of work alike.
+    """
     first = case.copies[0]
     plain = [encoded.decode_rows(matrix, np.arange(matrix.rows)) for matrix in first]
     size = sum(values.nbytes for values in plain)
     decoded = [np.concatenate(plain) for _ in range(max(2, -(-pool // size)))]
     calls = max(2, len(decoded) // 3)
     rng = np.random.default_rng(1)
+    columns = ("decoded", *paths)
+    works: dict[tuple[int, str], Callable[[int], Any]] = {}
     for count in _INPUTS:
         inputs = rng.standard_normal((count, first[0].cols)).astype(np.float32)
-        works = [numpy_work(decoded, inputs), *(encoded_work(case, inputs, path) for path in paths)]
-        best = [0.0] * len(works)
-        for turn in range(rounds):
-            for number, work in enumerate(works):
-                if number and paths[number - 1] == "numpy" and turn:
-                    continue  # slow, and looked at once only
-                many = 1 if number and paths[number - 1] == "numpy" else calls
-                best[number] = max(best[number], rate(work, turn * calls, many, case.weights * count))
-        base = best[0]
-        found = " | ".join(f"{value / 1e9:.2f} ({value / base:.2f})" for value in best[1:])
-        yield f"| {case.name} | {count} | {base / 1e9:.2f} | {found} |"
+        works[count, "decoded"] = numpy_work(decoded, inputs)
+        works.update({(count, path): encoded_work(case, inputs, path) for path in paths})
+    best = dict.fromkeys(works, 0.0)
+    for turn in range(rounds):
+        for (count, column), work in works.items():
+            slow = column == "numpy"  # the twins, looked at once only
+            if not slow or not turn:
+                found = rate(work, turn * calls, 1 if slow else calls, case.weights * count)
+                best[count, column] = max(best[count, column], found)
+    for count in _INPUTS:
+        base, *others = (best[count, column] for column in columns)
+        found_all = " | ".join(f"{value / 1e9:.2f} ({value / base:.2f})" for value in others)
+        yield f"| {case.name} | {count} | {base / 1e9:.2f} | {found_all} |"
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--pool", type=int, default=768, help="MiB of copies of each matrix")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--paths", nargs="+", default=list(kernels.available_paths()), help="kernel paths")

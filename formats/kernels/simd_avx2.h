@@ -183,11 +183,23 @@ PATH_INLINE __m256 eight_int4(__m256i v)
 
 PATH_INLINE wide wide_int4(wide_bytes v) { return wide_pair(eight_int4(v.low), eight_int4(v.high)); }
 
-/* Entries of a table of 256, picked by sixteen bytes. */
+/* Entries of a table of 256, picked by the four bytes of a word, the lowest first. */
+PATH_INLINE __m128 four_picked(const float *table, uint32_t codes)
+{
+    __m128 v = _mm_load_ss(table + (codes & 255));
+    v = _mm_insert_ps(v, _mm_load_ss(table + (codes >> 8 & 255)), 0x10);
+    v = _mm_insert_ps(v, _mm_load_ss(table + (codes >> 16 & 255)), 0x20);
+    return _mm_insert_ps(v, _mm_load_ss(table + (codes >> 24)), 0x30);
+}
+
+/* Entries of a table of 256, picked by sixteen bytes. Each is loaded by itself: of a Zen 3 core gathers take 1.6 times
+ * as long (benchmarks/README.md). */
 PATH_INLINE wide wide_picked(const float *table, const uint8_t *codes)
 {
-    wide_bytes index = wide_bytes_load(codes);
-    return wide_pair(_mm256_i32gather_ps(table, index.low, 4), _mm256_i32gather_ps(table, index.high, 4));
+    uint32_t four[4];
+    memcpy(four, codes, sizeof four);
+    return wide_pair(_mm256_set_m128(four_picked(table, four[1]), four_picked(table, four[0])),
+                     _mm256_set_m128(four_picked(table, four[3]), four_picked(table, four[2])));
 }
 
 /* Four and eight inputs side by side. */
