@@ -17,7 +17,7 @@ from formats.errors import EnvironmentProblem, FormatError, UsageError
 from packer.output import Output, human_bytes, human_number
 from packer.progress import Progress
 from packer.running.logits import Report
-from packer.storage.durable import write_file
+from packer.storage.new_file import write_new
 from packer.verify.logits_parity import LogitsParity, compare_models
 from runtime.assets import read_config
 from runtime.opening import Options
@@ -72,13 +72,13 @@ def write_excerpt(bundle: Bundle, folder: Path) -> Path:
     """A short piece of held-out text as a file.
 
     Raises:
-        UsageError: another file has its name.
+        UsageError: another file has its name, or the folder is a container.
         EnvironmentProblem: it cannot be read or written.
     """
     path = folder / "demo-excerpt.txt"
     lines = _read(next(iter(bundle.texts.values())))[:EXCERPT_BYTES].rpartition(b"\n")[0]  # no character is cut
     if not os.path.lexists(path):
-        write_file(path, [lines])
+        write_new(path, [lines])
     elif _read(path) != lines:
         raise UsageError("another file is in the way", where=path, hint="name another folder with --dir")
     return path

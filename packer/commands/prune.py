@@ -9,6 +9,7 @@ import click
 
 from formats.errors import UsageError
 from packer.commands.common import EXIT_CODES, common_options, typed
+from packer.commands.signals import interrupted_by_term
 from packer.output import Output, human_bytes
 
 if TYPE_CHECKING:
@@ -62,10 +63,10 @@ def prune(
       moepack prune both.stats --keep 242 --mode graded --lossless 24 --sources code --out code.toml
     """
     from packer.prune.job import prune as plan_pruning
-    from packer.prune.plan import write_prune_plan
+    from packer.prune.plan import prune_plan_bytes
     from packer.report.plots import check_plots
     from packer.statistics.file import open_statistics
-    from packer.storage.new_file import check_free
+    from packer.storage.new_file import check_free, write_all_new
 
     if lossless is not None and mode != "graded":
         raise UsageError("only mode graded keeps experts lossless", where="--lossless", hint="add --mode graded")
@@ -79,11 +80,14 @@ def prune(
     labels = [] if sources is None else [label.strip() for label in sources.split(",")]
     pruning = plan_pruning(opened, keep=keep, mode=mode, lossless=lossless or "10%", sources=labels)
     size = _size(opened, pruning, source)
-    write_prune_plan(out, pruning.plan)
+    files = {out: prune_plan_bytes(pruning.plan)}
     if html is not None:
-        from packer.report.prune_page import write_prune_page
+        from packer.report.page import render
+        from packer.report.prune_page import prune_page
 
-        write_prune_page(html, opened, pruning)
+        files[html] = render(prune_page(opened, pruning))
+    with interrupted_by_term():
+        write_all_new(files)
     if pruning.fixed is not None:
         output.note(f"note: {pruning.fixed}")
     if output.json:

@@ -106,7 +106,8 @@ def verify(
     if html is not None:
         from packer.report.verify_page import write_verify_page
 
-        write_verify_page(html, container, report)
+        with interrupted_by_term():
+            write_verify_page(html, container, report)
     return 0 if report.ok else 1
 
 

@@ -38,13 +38,10 @@ from packer.model_stamp import ModelStamp
 from packer.number_lists import parse_numbers
 from packer.recipe.pruned import KeptExperts, Made
 from packer.statistics.recognise import is_statistics
-from packer.storage.durable import write_file
-from packer.storage.new_file import check_free
 
 FORMAT = "moepack-prune-plan"
 VERSION = 1
 MAX_FILE_BYTES = 2 << 20  # a plan for K3 that keeps every other expert has 170 KB
-MAX_DOTS = 4096  # in the whole file: the time that a TOML parser takes for dotted keys grows with the square of them
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,6 @@ def read_prune_plan(path: Path) -> PrunePlan:
             hint=f"make a plan with moepack prune {shlex.quote(where)}",
         )
     data = named_bytes(path, at_most=MAX_FILE_BYTES, what="prune plan")
-    if (dots := data.count(b".")) > MAX_DOTS:
-        raise UsageError("prune plan has too many dots", where=where, expected=f"at most {MAX_DOTS}", found=dots)
     values = parsed_toml(data, what="prune plan", where=where)
     for key, expected in (("format", FORMAT), ("version", VERSION)):
         found = values.get(key)
@@ -159,19 +154,8 @@ def kept_entry(layer: LayerKeep) -> KeptExperts:
     return KeptExperts(layer=layer.layer, keep=spelled(layer.keep), lossless=spelled(layer.lossless))
 
 
-def write_prune_plan(path: Path, plan: PrunePlan) -> None:
-    """Write a plan; the same plan always gives the same bytes.
-
-    Raises:
-        UsageError: something has that name already, or its folder is not there.
-        EnvironmentProblem: it cannot be written.
-    """
-    check_free(path)
-    write_file(path, [prune_plan_bytes(plan)])
-
-
 def prune_plan_bytes(plan: PrunePlan) -> bytes:
-    """The file of a plan."""
+    """The file of a plan; the same plan always gives the same bytes."""
     lines = [f"format = {_text(FORMAT)}", f"version = {VERSION}", "", "[model]"]
     lines += [f"{name} = {_value(getattr(plan.model, name))}" for name in plan.model.__struct_fields__]
     if plan.made is not None:

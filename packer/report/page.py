@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from packer.output import escape
-from packer.storage.durable import write_file
-from packer.storage.new_file import check_free
+from packer.storage.new_file import write_new
 
 SHORT = 24  # rows of a table that print does not divide
 NARROW = 40  # characters of what names a row and stays in one line
@@ -114,12 +113,10 @@ def write_page(path: Path, page: Page) -> None:
     """Write a page durably.
 
     Raises:
-        UsageError: something has that name already, or its folder is not there.
+        UsageError: something has that name already or gets it meanwhile, or its folder is not there.
         EnvironmentProblem: it cannot be written.
     """
-    check_free(path)
-    data = render(page)
-    write_file(path, [data], needed=len(data))
+    write_new(path, [render(page)])
 
 
 def render(page: Page) -> bytes:

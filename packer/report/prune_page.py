@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from formats.spelling import counted
 from packer.calibrate.coverage import coverage_of
 from packer.prune.job import Pruning
 from packer.report import plots
 from packer.report.overlap_sections import agreement_section, overlap_section
-from packer.report.page import Page, Section, Table, write_page
+from packer.report.page import Page, Section, Table
 from packer.report.prune_figures import PruneFigures, prune_figures
 from packer.report.saliency_sections import concentration_section, retention_section
 from packer.report.spelling import percent
@@ -18,25 +16,18 @@ from packer.statistics.file import Statistics
 SHOWN_TEXTS = 40  # files of sample text in the table
 
 
-def write_prune_page(path: Path, statistics: Statistics, pruning: Pruning) -> None:
-    """Write the page.
+def prune_page(statistics: Statistics, pruning: Pruning) -> Page:
+    """The page.
 
     Args:
-        path: of the page; nothing may have that name.
         statistics: that the plan was made from.
         pruning: the plan and what is known of it.
 
     Raises:
-        UsageError: something has that name already, or its folder is not there.
         FormatError: the statistics contradict themselves, or changed.
-        EnvironmentProblem: matplotlib is not there, or the page cannot be written.
+        EnvironmentProblem: matplotlib is not there.
     """
     plots.check_plots()
-    write_page(path, prune_page(statistics, pruning))
-
-
-def prune_page(statistics: Statistics, pruning: Pruning) -> Page:
-    """The page; errors are those of :func:`write_prune_page`."""
     figures = prune_figures(statistics, pruning)
     names = [label.name for label in statistics.provenance.labels]
     return Page(

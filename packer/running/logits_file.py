@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from packer.storage import durable
-from packer.storage.new_file import check_free
-from packer.storage.system import SYSTEM, problem
+from packer.storage.durable import Extent
+from packer.storage.new_file import new_output, publish, writing
+from packer.storage.system import SYSTEM, Buffer, System
 
 _ITEMS = {"F32": ("<f4", 4), "I64": ("<i8", 8)}
 
@@ -39,12 +40,19 @@ class Table:
 
 
 class LogitsFile:
-    """An unfinished file. Rows may be written in any order; whoever opened it publishes or removes it."""
+    """An unfinished file. Rows may be written in any order, each once; whoever opened it publishes or removes it.
 
-    def __init__(self, output: durable.Output, offsets: Mapping[str, int], tables: Mapping[str, Table]) -> None:
+    ``written`` has what must be read back: each piece's place and digest.
+    """
+
+    def __init__(
+        self, output: durable.Output, offsets: Mapping[str, int], tables: Mapping[str, Table], system: System
+    ) -> None:
+        self.written: list[Extent] = []
         self._output = output
         self._offsets = offsets
         self._tables = tables
+        self._system = system
 
     def write(self, name: str, first: int, rows: NDArray[np.float32] | NDArray[np.int64]) -> None:
         """Write rows of a tensor, from row ``first`` on."""
@@ -52,50 +60,33 @@ class LogitsFile:
         data = np.ascontiguousarray(rows, dtype=_ITEMS[table.dtype][0])
         if data.shape[1:] != table.shape[1:] or not 0 <= first <= first + len(data) <= table.shape[0]:
             raise ValueError(f"rows of {name} have shape {data.shape} at {first}, the tensor has {table.shape}")
-        durable.write_at(self._output, self._offsets[name] + first * table.row_bytes, data.data.cast("B"))
+        self.write_at(self._offsets[name] + first * table.row_bytes, data.data.cast("B"))
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write bytes at a place in the file."""
+        durable.write_at(self._output, offset, data, system=self._system)
+        self.written.append(Extent(offset, len(data), blake3(data).digest()))
 
 
 @contextmanager
-def new_logits_file(path: Path, tables: Sequence[Table]) -> Iterator[LogitsFile]:
+def new_logits_file(path: Path, tables: Sequence[Table], *, system: System = SYSTEM) -> Iterator[LogitsFile]:
     """Write a safetensors file: published under ``path`` when the ``with`` block ends well, else nothing stays.
 
     The layout is that of the safetensors format: length of the header, header as JSON, the tensors one after the other.
 
     Raises:
-        UsageError: something has that name already, or its folder is not there.
+        UsageError: something has that name already or gets it meanwhile, or its folder is not there.
         EnvironmentProblem: it cannot be written, lack of space included, which shows at the beginning.
     """
-    check_free(path)
     header, offsets, total = _layout(tables)
-    output = _create(path)
-    try:
-        durable.set_length(output, total)
-        durable.write_at(output, 0, header)
-        yield LogitsFile(output, offsets, {table.name: table for table in tables})
-    except BaseException:
-        durable.abandon(output)
-        raise
-    durable.flush(output)
-    durable.close(output)
-    try:
-        check_free(path)  # nothing came there meanwhile
-        durable.publish(path, temporary=output.temporary)
-    except BaseException:
-        with suppress(OSError):
-            output.temporary.unlink()
-        raise
-
-
-def _create(path: Path) -> durable.Output:
-    """A temporary of this process's own beside ``path``; one that a killed process with our number left is replaced."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{durable.SUFFIX}")
-    with suppress(FileNotFoundError, OSError):
-        temporary.unlink()
-    try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise problem(error, "create", temporary, system=SYSTEM) from None
-    return durable.Output(path, temporary, fd)
+    with new_output(path, system=system) as output:
+        file = LogitsFile(output, offsets, {table.name: table for table in tables}, system)
+        with writing(output, system=system):
+            durable.set_length(output, total, system=system)
+            file.write_at(0, header)
+            yield file
+        durable.read_back(output.temporary, file.written, system=system)
+        publish([output], system=system)
 
 
 def _layout(tables: Sequence[Table]) -> tuple[bytes, dict[str, int], int]:

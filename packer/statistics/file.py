@@ -42,6 +42,7 @@ from formats.files import named_file, read_exactly
 from formats.shard import SourceTensor, parse_header
 from formats.spelling import spelled
 from packer.documents import converted
+from packer.statistics.proof import DIGEST_BYTES, SUMS, proven_digest
 from packer.statistics.recognise import FORMAT, HINT, LENGTH_BYTES, begins_as_header
 from packer.statistics.types import (
     LayerStatistics,
@@ -55,8 +56,8 @@ from packer.statistics.types import (
     layer_tables,
 )
 from packer.storage.durable import write_file
-from packer.storage.new_file import check_free
-from packer.storage.system import SYSTEM, System
+from packer.storage.new_file import write_new
+from packer.storage.system import SYSTEM, Buffer, System
 
 __all__ = [
     "LayerStatistics",
@@ -70,9 +71,8 @@ __all__ = [
 
 VERSION = "2"
 MAX_HEADER_BYTES = 16 << 20  # K3 has 110 KB
-HASH_BYTES = 8 << 20
-_DIGEST_NAME, _DIGEST_BYTES = "blake3", 32
-_NUMPY = {"I64": "<i8", "F64": "<f8", "F32": "<f4"}
+_DIGEST_NAME = "blake3"
+_NUMPY = {"I64": "<i8", **SUMS}
 _NAME = re.compile(r"layer\.(0|[1-9][0-9]{0,4})\.tokens")
 
 
@@ -148,7 +148,7 @@ class Statistics:
 
     def _squares(self, layer: int, name: str, row: int | None) -> NDArray[Any]:
         values = self._array(layer, name, row)
-        check_sums(values, where=f"{self._where(layer)}{name}")
+        check_sums(values, where=f"{self._where(layer)}{name}{'' if row is None else [row]}")
         return values
 
     def _where(self, layer: int) -> str:
@@ -178,7 +178,9 @@ def _member(matrix: str) -> str:
 
 
 def open_statistics(path: Path) -> Statistics:
-    """Open a file of statistics: read its header and take its digest; sums are checked when they are read.
+    """Open a file of statistics: read its header, take its digest, and see that sums are numbers.
+
+    Whether the sums of a layer agree with each other is checked when they are read.
 
     Raises:
         UsageError: there is no such file.
@@ -192,27 +194,10 @@ def open_statistics(path: Path) -> Statistics:
         tensors, metadata = _header(fd, size, where)
         provenance = _provenance(metadata, where)
         layers, inputs, width = _check_tables(tensors, provenance, where)
-        digest = _proven_digest(fd, size, where)
+        digest = proven_digest(fd, size, tensors.values(), where)
         if _stamp(fd) != stamp:
             raise FormatError("statistics changed while they were read", where=where, hint="start again")
     return Statistics(path, digest, provenance, layers, inputs, width, MappingProxyType(tensors), stamp)
-
-
-def _proven_digest(fd: int, size: int, where: str) -> str:
-    """BLAKE3 of the whole file in hex, once its end is seen to be the digest of all before it."""
-    hasher, end = blake3(), size - _DIGEST_BYTES
-    for start in range(0, end, HASH_BYTES):
-        hasher.update(read_exactly(fd, start, min(HASH_BYTES, end - start), where=where))
-    stored, found = read_exactly(fd, end, _DIGEST_BYTES, where=where), hasher.digest()
-    if found != stored:
-        raise FormatError(
-            "statistics are damaged: they have another digest than their own",
-            where=where,
-            expected=stored.hex(),
-            found=found.hex(),
-            hint="copy the file again, or make it again with moepack calibrate",
-        )
-    return hasher.update(stored).hexdigest()
 
 
 def _stamp(fd: int) -> tuple[int, ...]:
@@ -226,13 +211,20 @@ def _header(fd: int, size: int, where: str) -> tuple[dict[str, SourceTensor], di
     if not begins_as_header(start):  # a text, say: what its first bytes would be as a length helps nobody
         raise FormatError("not a statistics file of moepack calibrate", where=where, hint=HINT)
     length = int.from_bytes(start[:LENGTH_BYTES], "little")
-    if not 2 <= length <= min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+    if not 2 <= length <= MAX_HEADER_BYTES:
         raise FormatError(
             "not a file of statistics: its header has an impossible length",
             where=where,
             offset=0,
-            expected=f"2 to {min(MAX_HEADER_BYTES, size - LENGTH_BYTES)}",
+            expected=f"2 to {MAX_HEADER_BYTES}",
             found=length,
+        )
+    if length > size - LENGTH_BYTES:
+        raise FormatError(
+            "file of statistics is cut short inside its header",
+            where=where,
+            expected=f"{LENGTH_BYTES + length} bytes or more",
+            found=size,
         )
     raw = read_exactly(fd, LENGTH_BYTES, length, where=where)
     tensors = parse_header(raw, size - LENGTH_BYTES - length, name=where)
@@ -290,7 +282,7 @@ def _all_tables(
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype and shape of every tensor by its name, in the order of the file."""
     found = {f"layer.{layer}.{name}": table for layer in layers for name, table in tables.items()}
-    return found | {_DIGEST_NAME: ("U8", (_DIGEST_BYTES,))}
+    return found | {_DIGEST_NAME: ("U8", (DIGEST_BYTES,))}
 
 
 def write_statistics(
@@ -314,22 +306,24 @@ def write_statistics(
         The file's BLAKE3, in hex.
 
     Raises:
-        UsageError: something has that name already, its folder is not there, or the provenance cannot be stored.
+        UsageError: something has that name already or gets it meanwhile, its folder is not there, or the provenance
+            cannot be stored.
         FormatError: sums that are not finite, or that contradict each other.
         EnvironmentProblem: it cannot be written.
     """
-    check_free(path)
-    return _write(path, provenance, layers, sums, system)
+    total, pieces = _content(provenance, layers, sums)
+    return write_new(path, pieces, needed=total, system=system)[1].hex()
 
 
 def write_layer(
     path: Path, provenance: Provenance, layer: int, sums: LayerStatistics, *, system: System = SYSTEM
-) -> None:
-    """Write the sums of one layer as a file of statistics of its own; whatever has that name is replaced.
+) -> str:
+    """Write the sums of one layer as a file of statistics of its own, in a work folder: what has its name is replaced.
 
-    Errors are those of :func:`write_statistics`.
+    Result and errors are those of :func:`write_statistics`.
     """
-    _write(path, provenance, [layer], [sums], system)
+    total, pieces = _content(provenance, [layer], [sums])
+    return write_file(path, pieces, needed=total, system=system)[1].hex()
 
 
 def read_layer(path: Path, layer: int) -> LayerStatistics:
@@ -337,16 +331,17 @@ def read_layer(path: Path, layer: int) -> LayerStatistics:
     return open_statistics(path).layer(layer)
 
 
-def _write(
-    path: Path, provenance: Provenance, layers: Sequence[int], sums: Iterable[LayerStatistics], system: System
-) -> str:
+def _content(
+    provenance: Provenance, layers: Sequence[int], sums: Iterable[LayerStatistics]
+) -> tuple[int, Iterator[Buffer]]:
+    """The length of a file, and its bytes in order."""
     parts = iter(sums)
     first = next(parts)
     (inputs,), (width,) = first.input.shape, first.activation.shape
     tables = layer_tables(len(provenance.labels), provenance.model.experts, inputs, width)
     head, total = _head(provenance, layers, tables)
 
-    def pieces() -> Iterator[bytes | memoryview]:
+    def pieces() -> Iterator[Buffer]:
         hasher = blake3(head)
         yield head
         for layer, found in zip(layers, chain([first], parts), strict=True):
@@ -362,8 +357,7 @@ def _write(
                 yield array.data.cast("B")
         yield hasher.digest()
 
-    _, digest = write_file(path, pieces(), needed=total, system=system)
-    return digest.hex()
+    return total, pieces()
 
 
 def _head(

@@ -153,10 +153,28 @@ def check_tokens(tokens: Whole, provenance: Provenance, *, where: str) -> None:
             )
 
 
-def check_sums(values: NDArray[Any], *, where: str) -> None:
-    """Sums are finite, not below zero, and of a size that numbers of a model can come to."""
-    if not bool(((values >= 0) & (values <= MAX_SUM)).all()):  # NaN is neither
-        raise FormatError("sums are not all numbers in range", where=where, expected=f"0 to {MAX_SUM:g}")
+def check_sums(values: NDArray[Any], *, where: str, shape: tuple[int, ...] | None = None, first: int = 0) -> None:
+    """Sums are finite, not below zero, and of a size that numbers of a model can come to.
+
+    Args:
+        values: at least one.
+        where: for messages.
+        shape: of the tensor, where ``values`` are a part of it.
+        first: place of the first of them in the flat tensor.
+
+    Raises:
+        FormatError: with the place of the first that is not.
+    """
+    if bool(values.min() >= 0) and bool(values.max() <= MAX_SUM):  # both are NaN where one is: false then
+        return
+    at = int(np.flatnonzero(~((values >= 0) & (values <= MAX_SUM)).reshape(-1))[0])
+    place = [int(index) for index in np.unravel_index(first + at, shape or values.shape)]
+    raise FormatError(
+        "sums are not all numbers in range",
+        where=f"{where}{place}",
+        expected=f"0 to {MAX_SUM:g}",
+        found=f"{values.reshape(-1)[at]:g}",
+    )
 
 
 def check_provenance(provenance: Provenance, *, where: str) -> None:

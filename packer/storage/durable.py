@@ -5,6 +5,9 @@ compared with the digest made while writing; only then does a rename publish the
 The journal's *intent* and *done* entries stand between these steps, so the steps are separate functions; a file that
 is written in one go has :func:`write_file`. When to do what is the business of ``packer.pipeline``.
 
+The temporary has a fixed name, NAME.part, so that a later run finds it: that is for names that belong to one writer at
+a time. A file that a user named is written with ``packer.storage.new_file``.
+
 All system calls go through a :class:`~packer.storage.system.System`, so that tests can make each of them fail.
 """
 
@@ -25,6 +28,7 @@ from packer.storage.system import SYSTEM, Buffer, System, WriteLost, problem, re
 SUFFIX = ".part"
 READ_BYTES = 8 << 20
 
+_BLOCK = 512  # what st_blocks counts, whatever the file system's own blocks are
 _NOT_OFFERED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV)
 
 
@@ -89,7 +93,7 @@ def set_length(output: Output, length: int, *, system: System = SYSTEM) -> None:
 
     Lack of space then shows before the work, not after it. Bytes that are there already are kept.
     """
-    with translated("set space aside", output.temporary, system=system, needed=length):
+    try:
         system.truncate(output.fd, length)
         if length:
             try:
@@ -97,6 +101,10 @@ def set_length(output: Output, length: int, *, system: System = SYSTEM) -> None:
             except OSError as error:
                 if error.errno not in _NOT_OFFERED:
                     raise
+    except OSError as error:
+        # Some file systems keep what they set aside before space ran out, and a file that is resumed has bytes.
+        missing = max(0, length - os.fstat(output.fd).st_blocks * _BLOCK)
+        raise problem(error, "set space aside", output.temporary, system=system, needed=missing) from None
 
 
 def write_at(output: Output, offset: int, data: Buffer, *, needed: int | None = None, system: System = SYSTEM) -> None:
@@ -106,7 +114,8 @@ def write_at(output: Output, offset: int, data: Buffer, *, needed: int | None = 
         output: the file.
         offset: bytes from its start.
         data: the bytes, contiguous.
-        needed: bytes still to be written in all, for the message when space runs out; the rest of ``data`` if not told.
+        needed: bytes to be written from ``offset`` on in all, for the message when space runs out; those of ``data`` if
+            not told.
         system: the system calls.
     """
     write_all(output.fd, output.temporary, offset, data, needed=needed, system=system)
@@ -268,11 +277,16 @@ def write_file(
     needed: int | None = None,
     system: System = SYSTEM,
 ) -> tuple[int, bytes]:
-    """Write a whole file durably: all steps from the temporary to the flushed directory.
+    """Write a whole file durably, in place of what has its name: all steps from the temporary to the flushed directory.
+
+    Only for names of which this process is the one writer, so that NAME.part is its own or left over from such a
+    process: files of a container, with their journal (the pack's lock); in the work folders of ``fetch``, staging and
+    ``calibrate`` (their locks); and the receipt in a folder that ``fetch`` fills (its lock). A file that a user named
+    is written with :func:`packer.storage.new_file.write_new`, which replaces nothing and shares no temporary.
 
     Args:
         path: the final name; an existing file of that name is replaced, whole, by the rename.
-        pieces: the bytes in order. A leftover temporary is deleted first, the caller holds the lock.
+        pieces: the bytes in order. A leftover temporary is deleted first.
         before_rename: called with length and digest once they are proven on the device: the place to journal *intent*.
         needed: bytes in all, for the message when space runs out.
         system: the system calls.
@@ -292,28 +306,46 @@ def write_file(
     """
     discard(path, system=system)
     output = create(path, system=system)
-    hasher = blake3()
-    length = 0
     try:
-        for piece in pieces:
-            octets = memoryview(piece).cast("B")
-            rest = None if needed is None else max(needed - length, len(octets))
-            write_at(output, length, octets, needed=rest, system=system)
-            hasher.update(octets)
-            length += len(octets)
+        length, digest = write_pieces(output, pieces, needed=needed, system=system)
     except BaseException:
         abandon(output, system=system)
         raise
     flush(output, system=system)
     close(output, system=system)
     try:
-        read_back(output.temporary, [Extent(0, length, hasher.digest())], system=system)
+        read_back(output.temporary, [Extent(0, length, digest)], system=system)
         if before_rename is not None:
-            before_rename(length, hasher.digest())
+            before_rename(length, digest)
     except WriteLost:
         discard(path, system=system)
         raise
     publish(path, system=system)
+    return length, digest
+
+
+def write_pieces(
+    output: Output, pieces: Iterable[Buffer], *, needed: int | None = None, system: System = SYSTEM
+) -> tuple[int, bytes]:
+    """Write ``pieces`` in their order, from the file's start, and return their length and BLAKE3.
+
+    Args:
+        output: the file.
+        pieces: the bytes.
+        needed: bytes in all, for the message when space runs out.
+        system: the system calls.
+
+    Raises:
+        EnvironmentProblem: they cannot be written; the temporary is left for the caller to abandon.
+    """
+    hasher = blake3()
+    length = 0
+    for piece in pieces:
+        octets = memoryview(piece).cast("B")
+        rest = None if needed is None else max(needed - length, len(octets))
+        write_at(output, length, octets, needed=rest, system=system)
+        hasher.update(octets)
+        length += len(octets)
     return length, hasher.digest()
 
 

@@ -92,6 +92,7 @@ class System:
     allocate: Callable[[int, int, int], None] = _allocate
     drop_cache: Callable[[int, int, int], None] = _drop_cache
     rename: Callable[[Path, Path], None] = os.replace
+    link: Callable[[Path, Path], None] = os.link
     unlink: Callable[[Path], None] = os.unlink
     lock: Callable[[int], None] = _lock
     mkdir: Callable[[Path, int], None] = os.mkdir
@@ -122,7 +123,7 @@ def problem(
     offset: int | None = None,
     kind: type[EnvironmentProblem] = EnvironmentProblem,
 ) -> EnvironmentProblem:
-    """The error to raise for ``error``; ``needed`` is how many bytes were wanted."""
+    """The error to raise for ``error``; ``needed`` is how many bytes more were wanted than are written."""
     code = error.errno or 0
     reason = _REASONS.get(code) or error.strerror or type(error).__name__
     expected = found = None
@@ -146,16 +147,17 @@ def write_all(
         path: the file's name, for messages.
         offset: bytes from the file's start.
         data: the bytes, contiguous.
-        needed: bytes still to be written in all, for the message when space runs out; the rest of ``data`` if not told.
+        needed: bytes to be written from ``offset`` on in all, for the message when space runs out; those of ``data`` if
+            not told.
         system: the system calls.
 
     Raises:
-        EnvironmentProblem: with the path, the offset, and the bytes needed and available when space ran out.
+        EnvironmentProblem: with the path, the offset, and the bytes still needed and available when space ran out.
     """
     view = memoryview(data).cast("B")
     done = 0
     while done < len(view):
-        wanted = len(view) - done if needed is None else needed
+        wanted = (len(view) if needed is None else needed) - done  # what is written takes its space already
         try:
             written = system.pwrite(fd, view[done : done + MAX_CALL_BYTES], offset + done)
         except InterruptedError:

@@ -150,6 +150,38 @@ def test_wrt_01_bytes_needed_and_available_are_shown(tmp_path: Path) -> None:
     assert caught.value.where == str(tmp_path / "a.part")
 
 
+def test_wrt_01_what_is_written_already_is_not_needed_again(tmp_path: Path) -> None:
+    """The device takes 6000 bytes of a piece and is full then: the rest is what there must be room for."""
+
+    def filling(fd: int, data: Any, offset: int) -> int:
+        if offset == 6000:
+            raise OSError(errno.ENOSPC, "full")
+        return os.pwrite(fd, data[:3000], offset)
+
+    for needed, missing in ((None, len(DATA) - 6000), (len(DATA), len(DATA) - 6000), (50_000, 44_000)):
+        faults = Faults(pwrite=filling, available=lambda _path: 0)
+        with pytest.raises(NoSpace, match="at byte 6000") as caught:
+            durable.write_file(tmp_path / "a", [DATA], needed=needed, system=faults.system)
+        assert caught.value.expected == f"{missing} bytes"
+        assert caught.value.found == "0 bytes available"
+
+
+def test_wrt_01_what_is_set_aside_already_is_not_needed_again(tmp_path: Path) -> None:
+    """Some file systems keep what they found before space ran out."""
+
+    def half(fd: int, offset: int, length: int) -> None:
+        os.pwrite(fd, bytes(length // 2), offset)
+        os.fsync(fd)  # its blocks count once they are there
+        raise OSError(errno.ENOSPC, "full")
+
+    output = durable.create(tmp_path / "a")
+    with pytest.raises(NoSpace) as caught:
+        durable.set_length(output, 2 << 20, system=Faults(allocate=half, available=lambda _path: 0).system)
+    missing = int(str(caught.value.expected).removesuffix(" bytes"))
+    assert (1 << 20) - 65536 <= missing <= 1 << 20
+    durable.abandon(output)
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 def test_wrt_02_a_failed_flush_is_not_tried_again(tmp_path: Path, code: int) -> None:
     faults = Faults(1, code, watch=["fsync"])  # the second flush would succeed

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from formats.errors import EnvironmentProblem, UsageError
 from packer.running.logits_file import Table, new_logits_file
+from packer.storage.system import SYSTEM, System, WriteLost
 
 TABLES = (Table("input_ids", "I64", (3,)), Table("logits", "F32", (3, 2)))
 IDS, LOGITS = np.array([7, 1 << 40, 0]), np.array([[0.5, -1], [3e38, 2], [1e-45, 0]], np.float32)
@@ -21,8 +22,8 @@ def names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-def write(path: Path) -> None:
-    with new_logits_file(path, TABLES) as file:
+def write(path: Path, system: System = SYSTEM) -> None:
+    with new_logits_file(path, TABLES, system=system) as file:
         file.write("logits", 1, LOGITS[1:])
         file.write("input_ids", 0, IDS)
         file.write("logits", 0, LOGITS[:1])
@@ -66,6 +67,47 @@ def test_existing_files_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="output is there already"):
         write(tmp_path / "link")
+
+
+def no_links(source: Path, target: Path) -> None:
+    raise OSError(errno.EPERM, "not permitted")
+
+
+def test_files_with_names_like_a_temporary_s_stay(tmp_path: Path) -> None:
+    mine = {f"a{middle}.part": middle.encode() for middle in ("", f".{os.getpid()}", ".00000000")}
+    for name, data in mine.items():
+        (tmp_path / name).write_bytes(data)
+    write(tmp_path / "a")
+    (tmp_path / "a").unlink()
+    write(tmp_path / "a", System(link=no_links))
+    (tmp_path / "a").unlink()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == mine
+
+
+def test_names_taken_meanwhile_stay_without_hard_links_too(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with (
+        pytest.raises(UsageError, match="output is there already"),
+        new_logits_file(path, TABLES, system=System(link=no_links)),
+    ):
+        path.write_bytes(b"came meanwhile")
+    assert path.read_bytes() == b"came meanwhile"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("place", [3, -1])
+def test_bytes_that_the_device_changed_are_not_published(place: int, tmp_path: Path) -> None:
+    """In the header, and in the last row of all, which was not written last."""
+
+    def changing(fd: int, length: int, offset: int) -> bytes:
+        data = bytearray(os.pread(fd, length, offset))
+        if (offset == 0) == (place == 3):
+            data[place] ^= 1
+        return bytes(data)
+
+    with pytest.raises(WriteLost, match="other bytes are here than were written"):
+        write(tmp_path / "a", System(pread=changing))
+    assert names(tmp_path) == []
 
 
 def test_absent_folders_are_named(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from packer.commands import run
 from packer.inspect.reading import inspect_layer, inspect_summary
 from packer.inspect.views import Summary
 from packer.planning.plan import Plan, make_plan
-from packer.prune.plan import LayerKeep, write_prune_plan
+from packer.prune.plan import LayerKeep, prune_plan_bytes
 from packer.recipe.recipe import recipe_from_builtins
 from packer.verify.verify import verify
 from tests.support import independent_reader as independent
@@ -183,7 +183,7 @@ def test_lossless_experts_of_a_dense_source_are_raw(tmp_path: Path) -> None:
 def test_plan_is_exact_to_the_byte(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``plan``, ``pack --dry-run`` and the files agree, and both record the plan."""
     prune = plan_for(K3, KEEP, {3: (0, 1, 2, 3)})
-    write_prune_plan(tmp_path / "plan.toml", prune)
+    (tmp_path / "plan.toml").write_bytes(prune_plan_bytes(prune))
     options = ["--prune", str(tmp_path / "plan.toml"), "--json", "--jobs", "1"]
     assert run(["plan", str(K3), *options]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -309,7 +309,7 @@ def test_plan_of_another_model_is_refused(change: dict[str, object]) -> None:
 
 
 def test_plan_and_selected_experts_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_prune_plan(tmp_path / "plan.toml", plan_for(K3, KEEP))
+    (tmp_path / "plan.toml").write_bytes(prune_plan_bytes(plan_for(K3, KEEP)))
     options = ["--prune", str(tmp_path / "plan.toml"), "--experts", "0-3"]
     assert run(["plan", str(K3), *options]) == 2
     assert "--experts: a prune plan says already which experts stay" in capsys.readouterr().err

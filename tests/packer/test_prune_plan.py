@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from formats.errors import UsageError
 from packer.number_lists import MAX_LENGTH, parse_numbers
-from packer.prune.plan import MAX_FILE_BYTES, LayerKeep, PrunePlan, prune_plan_bytes, read_prune_plan, write_prune_plan
+from packer.prune.plan import MAX_FILE_BYTES, LayerKeep, PrunePlan, prune_plan_bytes, read_prune_plan
 from packer.recipe.pruned import Made
 from tests.support.prunes import MADE, made_up_statistics, plan_for
 
@@ -66,10 +66,8 @@ def test_a_plan_by_hand(tmp_path: Path) -> None:
 
 def test_written_and_read_again(tmp_path: Path) -> None:
     plan = plan_for(K3, {1: (0, 1, 2, 5), 6: range(16)}, {1: (4, 15)})
-    path = tmp_path / "plan.toml"
-    write_prune_plan(path, plan)
+    path = write(tmp_path, prune_plan_bytes(plan))
     assert read_prune_plan(path) == plan
-    assert path.read_bytes() == prune_plan_bytes(plan)
     assert plan.blake3 == blake3(path.read_bytes()).hexdigest()
     document = tomllib.loads(path.read_text())
     assert document["layers"] == [
@@ -78,8 +76,6 @@ def test_written_and_read_again(tmp_path: Path) -> None:
     ]
     assert document["made"]["retained_saliency"] == MADE.retained_saliency
     assert list(document) == ["format", "version", "model", "made", "layers"]
-    with pytest.raises(UsageError, match="is there already"):
-        write_prune_plan(path, plan)
 
 
 def test_comments_and_blanks_do_not_make_another_plan(tmp_path: Path) -> None:
@@ -93,8 +89,7 @@ def test_comments_and_blanks_do_not_make_another_plan(tmp_path: Path) -> None:
 
 def test_a_plan_without_layers(tmp_path: Path) -> None:
     plan = PrunePlan(plan_for(K3, {}).model, None, ())
-    write_prune_plan(tmp_path / "plan.toml", plan)
-    assert read_prune_plan(tmp_path / "plan.toml") == plan
+    assert read_prune_plan(write(tmp_path, prune_plan_bytes(plan))) == plan
 
 
 @pytest.mark.parametrize(
@@ -139,8 +134,8 @@ def test_a_plan_without_layers(tmp_path: Path) -> None:
         ("[[layers]]", "[layers]", "not TOML"),
         ("version = 1", "version = 1\nversion = 1", "not TOML"),
         ("version = 1", "version = ", "not TOML"),
-        ("version = 1", "version = " + "1" * 5000, "not TOML"),
-        ("version = 1", "version = " + "[" * 5000, "not TOML"),
+        ("version = 1", "version = " + "1" * 5000, r"line 3: prune plan has a number or a key that is too long"),
+        ("version = 1", "version = " + "[" * 5000, "prune plan has lists or tables that are nested too deeply$"),
     ],
 )
 def test_malformed(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -176,11 +171,11 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_bounds_come_before_the_parser(tmp_path: Path) -> None:
     """What a TOML parser makes of dotted keys grows with the square of them."""
-    with pytest.raises(UsageError, match=r"too many dots .*expected at most 4096"):
+    with pytest.raises(UsageError, match=r"line 1: prune plan has a key of too many parts .*expected at most 8 parts"):
         read_prune_plan(write(tmp_path, b"a" + b".a" * 100_000 + b" = 1"))
     with pytest.raises(UsageError, match="prune plan is too long"):
         read_prune_plan(write(tmp_path, b"#" * (MAX_FILE_BYTES + 1)))
-    longest = b"a" + b".a" * 4095 + b" = 1\n" + b"b = [" + b"[]," * 200_000 + b"]\n"
+    longest = b"".join(b"a%d.b.c.d.e.f.g.h = 1\n" % n for n in range(585)) + b"b = [" + b"[]," * 200_000 + b"]\n"
     assert len(longest) < MAX_FILE_BYTES
     with pytest.raises(UsageError, match="not a prune plan"):  # in seconds: a test that hangs is ended
         read_prune_plan(write(tmp_path, longest))
@@ -209,6 +204,5 @@ def test_a_plan_of_k3s_size(tmp_path: Path) -> None:
     stamp = plan_for(K3, {}).model
     layers = tuple(LayerKeep(n, tuple(range(0, 896, 2)), (1, 3)) for n in range(1, 93))
     plan = PrunePlan(msgspec.structs.replace(stamp, experts=896, hidden_layers=93), MADE, layers)
-    write_prune_plan(tmp_path / "plan.toml", plan)
-    assert (tmp_path / "plan.toml").stat().st_size < MAX_FILE_BYTES // 8
-    assert read_prune_plan(tmp_path / "plan.toml") == plan
+    assert len(prune_plan_bytes(plan)) < MAX_FILE_BYTES // 8
+    assert read_prune_plan(write(tmp_path, prune_plan_bytes(plan))) == plan
