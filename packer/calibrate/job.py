@@ -1,15 +1,15 @@
 """A calibration that survives interruption: after each layer its sums and the tokens' states are durable.
 
 A work folder beside the result holds ``identity.json`` (what is counted), the states between layers, the sums of each
-layer that is done, and ``done.json``, whose number is raised last. The same command given again goes on behind it.
+layer that is done, and ``done.json``, written last, with what is done and the digests of these files. The same command
+given again goes on behind it, once every file that it needs is seen to be what was written.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,33 +17,35 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from formats import strict_json
-from formats.errors import FormatError, Interrupted, UsageError
+from formats.errors import FormatError, Interrupted
 from formats.spelling import counted
+from packer.calibrate.finished import (
+    DONE,
+    FileProof,
+    Finished,
+    check_file,
+    check_names,
+    ending_the_work,
+    proven_sums,
+    read_finished,
+    write_finished,
+)
+from packer.calibrate.folder import IDENTITY, check_output, work_folder, working_in
 from packer.calibrate.layerwise import embed, pass_layer
-from packer.calibrate.scratch import Scratch, states_name
+from packer.calibrate.scratch import Scratch, StatesFile, states_name
 from packer.calibrate.sums import LayerSums, empty_sums
 from packer.calibrate.texts import Sample
 from packer.progress import Progress
-from packer.running.token_input import read_file
 from packer.statistics.file import (
     Statistics,
     open_statistics,
-    read_layer,
     write_layer,
     write_statistics,
 )
 from packer.statistics.types import LayerStatistics, Provenance, check_provenance
-from packer.storage.durable import make_directory, temporary_path, write_file
-from packer.storage.identity import differences
-from packer.storage.lock import exclusive
-from packer.storage.new_file import check_free
 from packer.storage.system import SYSTEM, NoSpace, System
 from runtime.models.kimi import Decoder
 from runtime.opening import Weights
-
-WORK_SUFFIX = ".work"
-_IDENTITY, _DONE, _LOCK = "identity.json", "done.json", "lock"
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,17 @@ class Job:
     @property
     def last_layer(self) -> int:
         """The last layer with experts; what comes behind it is not computed."""
-        return max(layer for layer, experts in enumerate(self.weights.store.layer_experts) if experts)
+        return self.layers_with_experts[-1]
 
+    @property
+    def layers_with_experts(self) -> list[int]:
+        """Layers that have sums, ascending."""
+        return [layer for layer, experts in enumerate(self.weights.store.layer_experts) if experts]
 
-def work_folder(out: Path) -> Path:
-    """Where work in progress lies."""
-    return out.with_name(out.name + WORK_SUFFIX)
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is counted: work on the same weights, text and windows can be gone on with."""
+        return {**json.loads(msgspec.json.encode(self.provenance)), "weights": self.weights.identity}
 
 
 def scratch_bytes(job: Job) -> int:
@@ -104,21 +111,23 @@ def calibrate(
     Raises:
         Interrupted: by KeyboardInterrupt, and there is something to go on from.
         UsageError: the result exists already, or other work lies in its folder.
-        FormatError: the model's arithmetic leaves float32, or the work folder is damaged.
+        FormatError: the model's arithmetic leaves float32, or the work folder is damaged; the latter shows before
+            anything is computed.
         EnvironmentProblem: no space, or a device that fails; the same command goes on.
     """
-    check_free(job.out)
+    check_output(job.out)
     check_provenance(job.provenance, where="sample text")
     _check_space(job, system)
-    make_directory(job.folder, system=system)
-    with exclusive(job.folder / _LOCK, system=system):
-        _check_identity(job, system)
+    with working_in(job.folder, job.identity, system=system):
         config = job.weights.store.config
         scratch = Scratch(job.folder, job.sample.tokens, config.hidden_size, config.residual_blocks, system)
         with _continuable(job):
-            _pass_all(job, scratch, progress, resumed, system)
-            layers = [layer for layer, experts in enumerate(job.weights.store.layer_experts) if experts]
-            sums = (read_layer(job.folder / sums_name(layer), layer) for layer in layers)
+            finished = _checked(job, scratch, system)
+            if finished.layers:
+                resumed(finished.layers)
+            finished = _pass_all(job, scratch, finished, progress, system)
+            layers = job.layers_with_experts
+            sums = (_proven(job, layer, finished, system).layer(layer) for layer in layers)
             write_statistics(job.out, job.provenance, layers, sums, system=system)
         _remove_work(job)
     with suppress(OSError):
@@ -132,7 +141,7 @@ def _continuable(job: Job) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        done = _done(job)
+        done = read_finished(job.folder, job.last_layer + 1).layers
         if not done:
             raise
         raise Interrupted(
@@ -142,10 +151,10 @@ def _continuable(job: Job) -> Iterator[None]:
 
 
 def _remove_work(job: Job) -> None:
-    """Delete what this job made, by name, and nothing else."""
+    """Delete what this job made, by name, and nothing else: first what speaks of the rest, last what it was work on."""
     layers = range(job.last_layer + 2)
     names = [path(layer) for layer in layers for path in (states_name, sums_name)]
-    for name in (*names, _DONE, _IDENTITY):
+    for name in (DONE, *names, IDENTITY):
         (job.folder / name).unlink(missing_ok=True)
 
 
@@ -161,90 +170,93 @@ def _check_space(job: Job, system: System) -> None:
         )
 
 
-def _check_identity(job: Job, system: System) -> None:
-    """The folder is new, or holds work on the same weights, text and windows."""
-    wanted = {**json.loads(msgspec.json.encode(job.provenance)), "weights": job.weights.identity}
-    path = job.folder / _IDENTITY
-    if not os.path.lexists(path):
-        ours = (_LOCK, temporary_path(path).name)
-        others = sorted(item.name for item in job.folder.iterdir() if item.name not in ours)
-        if others:
-            raise UsageError(
-                "the folder for work in progress holds something else",
-                where=job.folder,
-                found=", ".join(others[:3]),
-                hint="name another result, or move that folder away",
-            )
-        write_file(path, [json.dumps(wanted, indent=1, sort_keys=True).encode()], system=system)
-        return
-    found = _read_note(path)
-    differing = differences(found, wanted)
-    if differing:
-        raise UsageError(
-            f"an unfinished calibration of something else lies here: {differing}",
-            where=job.folder,
-            hint="give the same command again, name another result, or remove the folder",
-        )
+def _checked(job: Job, scratch: Scratch, system: System) -> Finished:
+    """What earlier runs have done, once all files that the rest of this run needs are proven."""
+    finished = read_finished(job.folder, job.last_layer + 1)
+    if not finished.layers:
+        return finished
+    states = _states(job, scratch, finished.layers)
+    check_names(job.folder, finished, _needed(job, scratch, finished.layers))
+    for layer in states:
+        recorded = finished.files[states_name(layer)]
+        if recorded.bytes != scratch.file_bytes:
+            with ending_the_work():
+                raise FormatError(
+                    f"note of finished layers is malformed: {states_name(layer)} has another length",
+                    where=job.folder / DONE,
+                    expected=f"{scratch.file_bytes} bytes",
+                    found=f"{recorded.bytes} bytes",
+                )
+        check_file(scratch.path(layer), recorded, system=system)
+    for layer in job.layers_with_experts:
+        if layer < finished.layers:
+            _proven(job, layer, finished, system)
+    return finished
+
+
+def _states(job: Job, scratch: Scratch, done: int) -> list[int]:
+    """The layers before which states are needed once ``done`` layers are done: none once all are."""
+    return [*scratch.blocks(done), done] if done <= job.last_layer else []
+
+
+def _needed(job: Job, scratch: Scratch, done: int) -> list[str]:
+    """The files that the rest needs once ``done`` layers are done."""
+    states = [states_name(layer) for layer in _states(job, scratch, done)]
+    return states + [sums_name(layer) for layer in job.layers_with_experts if layer < done]
+
+
+def _proven(job: Job, layer: int, finished: Finished, system: System) -> Statistics:
+    name = sums_name(layer)
+    return proven_sums(job.folder / name, layer, job.provenance, finished.files[name], system=system)
 
 
 def _pass_all(
-    job: Job,
-    scratch: Scratch,
-    progress: Callable[[Progress], None],
-    resumed: Callable[[int], None],
-    system: System,
-) -> None:
+    job: Job, scratch: Scratch, finished: Finished, progress: Callable[[Progress], None], system: System
+) -> Finished:
     """All layers that are not done yet."""
     decoder = Decoder(job.weights.store, job.weights.workers, look_ahead=0)
-    done = _done(job)
     layers = job.last_layer + 1
-    if done == 0:
-        target = scratch.create(0)
-        try:
+    proofs = dict(finished.files)
+    if not finished.layers:
+        with scratch.writing(0) as target:
             embed(decoder, job.sample, job.group, target)
-            target.finish()
-        except BaseException:
-            target.close()
-            raise
-    missing = [layer for layer in (*scratch.blocks(done), done) if not scratch.is_whole(layer)]
-    if missing and done < layers:
-        raise FormatError(
-            f"the tokens' states before layer {missing[0]} are absent or cut short",
-            where=job.folder,
-            hint="remove the folder and start again",
-        )
-    if done:
-        resumed(done)
-    for layer in range(done, layers):
+        proofs[states_name(0)] = target.proof()
+    for layer in range(finished.layers, layers):
 
         def report(tokens: int, layer: int = layer) -> None:
             total = job.sample.tokens
             progress(Progress(layer * total + tokens, layers * total, f"layer {layer}"))
 
-        _one_layer(job, decoder, layer, scratch, report, system)
-        write_file(job.folder / _DONE, [json.dumps({"layers": layer + 1}).encode()], system=system)
+        proofs.update(_one_layer(job, decoder, layer, scratch, report, system))
+        needed = _needed(job, scratch, layer + 1)
+        finished = Finished(layers=layer + 1, files={name: proofs[name] for name in needed})
+        write_finished(job.folder, finished, system=system)
         scratch.drop(layer)
+    return finished
 
 
 def _one_layer(
     job: Job, decoder: Decoder, layer: int, scratch: Scratch, report: Callable[[int], None], system: System
-) -> None:
+) -> dict[str, FileProof]:
+    """Push all tokens through a layer; the files that came of it, durable and proven, by name."""
     experts = job.weights.store.layer_experts[layer]
     config = job.weights.store.config
     sums = None
     if experts:
         sums = empty_sums(len(job.sample.labels), experts, config.expert_input, config.expert_width)
-    target = scratch.create(layer + 1) if layer < job.last_layer else None
-    try:
+    writing: AbstractContextManager[StatesFile | None] = nullcontext()
+    if layer < job.last_layer:
+        writing = scratch.writing(layer + 1)
+    with writing as target:
         pass_layer(decoder, layer, job.sample, job.group, scratch, target, sums, report)
-        if target is not None:
-            target.finish()
-    except BaseException:
-        if target is not None:
-            target.close()
-        raise
+    made = {}
+    if target is not None:
+        made[states_name(layer + 1)] = target.proof()
     if sums is not None:
-        write_layer(job.folder / sums_name(layer), job.provenance, layer, _statistics(sums), system=system)
+        path = job.folder / sums_name(layer)
+        digest = write_layer(path, job.provenance, layer, _statistics(sums), system=system)
+        made[path.name] = FileProof(bytes=path.stat().st_size, blake3=digest)
+    return made
 
 
 def _statistics(sums: LayerSums) -> LayerStatistics:
@@ -258,23 +270,6 @@ def _statistics(sums: LayerSums) -> LayerStatistics:
         expert_input=sums.inputs.astype(np.float32),
         expert_activation=sums.activations.astype(np.float32),
     )
-
-
-def _done(job: Job) -> int:
-    """Layers whose sums and states are durable."""
-    path = job.folder / _DONE
-    if not os.path.lexists(path):
-        return 0
-    layers = _read_note(path).get("layers")
-    if type(layers) is not int or not 0 <= layers <= job.last_layer + 1:
-        raise FormatError(
-            "note of finished layers is malformed", where=path, expected=f"0 to {job.last_layer + 1}", found=layers
-        )
-    return layers
-
-
-def _read_note(path: Path) -> dict[str, Any]:
-    return strict_json.parse_object(read_file(path), where=str(path))
 
 
 def sums_name(layer: int) -> str:

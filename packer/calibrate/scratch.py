@@ -1,21 +1,25 @@
 """The tokens' states between layers, on disk: what makes a pass resumable, and its memory independent of the text.
 
 The states before layer N are one file. Those that began a block of layers are needed to the end (attention residuals);
-the others go as soon as the states after them are durable.
+the others go as soon as the states after them are durable. Bytes are taken for written only once they were read back.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from formats.errors import EnvironmentProblem
 from formats.files import read_exactly
+from packer.calibrate.finished import FileProof
+from packer.storage.durable import Extent, read_back
 from packer.storage.system import SYSTEM, System, translated, write_all
 
 Single = NDArray[np.float32]
@@ -76,16 +80,25 @@ class Scratch:
             os.close(fd)
         return np.frombuffer(data, np.float32).reshape(stop - first, self.hidden)
 
-    def create(self, layer: int) -> StatesFile:
-        """Begin the states before ``layer``; whatever an earlier run left of them is replaced."""
+    @contextmanager
+    def writing(self, layer: int) -> Iterator[StatesFile]:
+        """Write the states before ``layer``: they are on the device, and the file closed, behind the ``with`` block.
+
+        Whatever an earlier run left of them is replaced.
+
+        Raises:
+            EnvironmentProblem: they cannot be written.
+        """
         path = self.path(layer)
         with translated("create", path, system=self.system, needed=self.file_bytes):
             fd = self.system.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        return StatesFile(self, path, fd)
-
-    def is_whole(self, layer: int) -> bool:
-        """Whether the states before ``layer`` have their length; only asked for what was recorded as done."""
-        return self.path(layer).is_file() and self.path(layer).stat().st_size == self.file_bytes
+        try:
+            yield StatesFile(self, path, fd)
+            with translated("flush", path, system=self.system):
+                self.system.fsync(fd)
+        finally:
+            with suppress(OSError):
+                self.system.close(fd)
 
     def drop(self, layer: int) -> None:
         """Delete the states before ``layer``, unless they are a block state."""
@@ -96,25 +109,33 @@ class Scratch:
 
 @dataclass(frozen=True)
 class StatesFile:
-    """States being written."""
+    """States being written, in ranges of tokens."""
 
     scratch: Scratch
     path: Path
     fd: int
+    _extents: list[Extent] = field(default_factory=list, repr=False)
 
     def write(self, first: int, states: Single) -> None:
         """Write the states of the tokens from ``first`` on."""
         row = _FLOAT * self.scratch.hidden
-        data = np.ascontiguousarray(states, np.float32)
-        write_all(self.fd, self.path, first * row, data.reshape(-1).view(np.uint8).data, system=self.scratch.system)
+        data = np.ascontiguousarray(states, np.float32).reshape(-1).view(np.uint8).data
+        write_all(self.fd, self.path, first * row, data, system=self.scratch.system)
+        self._extents.append(Extent(first * row, len(data), blake3(data).digest()))
 
-    def finish(self) -> None:
-        """Bring them to the device and close the file."""
-        with translated("flush", self.path, system=self.scratch.system):
-            self.scratch.system.fsync(self.fd)
-        self.close()
+    def proof(self) -> FileProof:
+        """Length and digest of the file as it is on the device, every range as it was written; behind the block alone.
 
-    def close(self) -> None:
-        """Close the file as it is."""
-        with suppress(OSError):
-            self.scratch.system.close(self.fd)
+        Raises:
+            WriteLost: other bytes are there.
+            EnvironmentProblem: it cannot be read.
+        """
+        extents = sorted(self._extents, key=lambda extent: extent.offset)
+        end = 0
+        for extent in extents:
+            if extent.offset != end:
+                raise ValueError(f"states were written up to byte {end}, and from {extent.offset} on")
+            end += extent.length
+        if end != self.scratch.file_bytes:
+            raise ValueError(f"states of {end} bytes were written, not of {self.scratch.file_bytes}")
+        return FileProof(bytes=end, blake3=read_back(self.path, extents, system=self.scratch.system).hex())

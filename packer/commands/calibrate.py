@@ -65,14 +65,14 @@ def calibrate(
       moepack calibrate checkpoint/ --text code=src.txt,prose=book.txt --out both.stats --budget 8GiB
     """
     from packer.calibrate.coverage import coverage_of
+    from packer.calibrate.folder import check_output
     from packer.calibrate.job import Job
     from packer.calibrate.job import calibrate as count
     from packer.calibrate.model import open_for_pass, sampled_model
     from packer.statistics.types import Provenance
-    from packer.storage.new_file import check_free
     from runtime.opening import Options
 
-    check_free(out)
+    check_output(out)
     if bool(texts) == bool(ids):
         raise UsageError("sample text wanted", expected="--text or --ids", found="both" if ids else "neither")
     stamp, config = sampled_model(source)

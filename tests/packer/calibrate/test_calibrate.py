@@ -326,9 +326,10 @@ if sys.argv[-1] in ("kill", "SIGINT", "SIGTERM"):
     from packer.calibrate import job
     one_layer = job._one_layer
     def wrapped(*arguments):
-        one_layer(*arguments)
+        made = one_layer(*arguments)
         if arguments[2] == 3:
             os.kill(os.getpid(), number)
+        return made
     job._one_layer = wrapped
 from packer.cli import main
 sys.exit(main(sys.argv[1:]))
