@@ -16,6 +16,10 @@ from formats.errors import EnvironmentProblem, FormatError, UsageError
 
 MAX_CALL_BYTES = 1 << 30  # Linux transfers at most 2,147,479,552 bytes a call
 
+_NO_FILES_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have this name, or links lead in a circle
+_NO_REGULAR_FILE = (errno.ENXIO, errno.ENODEV)  # opening a socket, or a device without a driver
+_PIECE_BYTES = 1 << 16
+
 
 def read_exactly(fd: int, offset: int, length: int, *, where: str) -> bytes:
     """``length`` bytes at ``offset``, in as many calls as it takes.
@@ -101,7 +105,7 @@ def open_inside(directory_fd: int, name: str, *, where: str) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:  # what O_NOFOLLOW makes of a link; the system speaks of too many of them
             raise FormatError("not a regular file reached without links: it is a link", where=where) from None
-        if error.errno in (errno.ENXIO, errno.ENAMETOOLONG, errno.ENODEV):
+        if error.errno in (*_NO_REGULAR_FILE, errno.ENAMETOOLONG):
             raise FormatError(f"not a regular file reached without links: {error.strerror}", where=where) from None
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
     finally:
@@ -126,6 +130,8 @@ def open_directory(path: Path, *, where: str) -> int:
     except NotADirectoryError:
         raise UsageError("not a directory", where=where) from None
     except OSError as error:
+        if error.errno in _NO_FILES_NAME:
+            raise UsageError(f"no such directory: {error.strerror}", where=where) from None
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=where) from None
 
 
@@ -146,6 +152,10 @@ def named_file(path: Path, *, hint: str | None = None) -> Iterator[int]:
     except (FileNotFoundError, NotADirectoryError):  # the latter, of what should lie below a file
         raise UsageError("no such file", where=path, hint=hint) from None
     except OSError as error:
+        if error.errno in _NO_FILES_NAME:
+            raise UsageError(f"no such file: {error.strerror}", where=path, hint=hint) from None
+        if error.errno in _NO_REGULAR_FILE:
+            raise UsageError("not a regular file", where=path, hint=hint) from None
         raise EnvironmentProblem(f"cannot open: {error.strerror}", where=path) from None
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -156,7 +166,7 @@ def named_file(path: Path, *, hint: str | None = None) -> Iterator[int]:
 
 
 def named_bytes(path: Path, *, at_most: int, what: str = "file", hint: str | None = None) -> bytes:
-    """All of a regular file that the user names.
+    """All of a regular file that the user names, read to its end: a file of ``/proc`` says that it has no bytes.
 
     Args:
         path, hint: as for :func:`named_file`.
@@ -165,13 +175,29 @@ def named_bytes(path: Path, *, at_most: int, what: str = "file", hint: str | Non
 
     Raises:
         UsageError: there is no such file, it is something else, or too long.
+        FormatError: it became shorter meanwhile.
         EnvironmentProblem: it cannot be opened or read.
     """
     with named_file(path, hint=hint) as fd:
         size = file_bytes(fd)
         if size > at_most:
             raise UsageError(f"{what} is too long", where=path, expected=f"at most {at_most} bytes", found=size)
-        return read_exactly(fd, 0, size, where=str(path))
+        pieces = [read_exactly(fd, 0, size, where=str(path))]
+        end = size
+        while piece := _piece(fd, end, where=str(path)):
+            end += len(piece)
+            if end > at_most:
+                raise UsageError(f"{what} is too long", where=path, expected=f"at most {at_most} bytes", found="more")
+            pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _piece(fd: int, offset: int, *, where: str) -> bytes:
+    """Some bytes at ``offset``, none at the end of the file."""
+    try:
+        return os.pread(fd, _PIECE_BYTES, offset)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read: {error.strerror}", where=where, offset=offset) from None
 
 
 def file_bytes(fd: int) -> int:

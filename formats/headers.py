@@ -34,6 +34,8 @@ def header_length(head: bytes, shard_bytes: int, *, name: str) -> int:
     """
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     limit = min(HEADER_LIMIT, shard_bytes - LENGTH_BYTES)
+    if limit < 2:
+        raise FormatError("file is too short for a header", where=name, expected="10 bytes or more", found=shard_bytes)
     if len(head) < LENGTH_BYTES or not 2 <= length <= limit:
         raise FormatError("header length is out of range", where=name, offset=0, expected=f"2 to {limit}", found=length)
     return length

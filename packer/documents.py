@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from formats.errors import MoepackError, UsageError
+from packer.toml_bounds import check_bounds
 
 _Kind = TypeVar("_Kind")
 _NO_WORDS: Mapping[str, str] = MappingProxyType({})
@@ -19,19 +20,26 @@ _NO_WORDS: Mapping[str, str] = MappingProxyType({})
 def parsed_toml(data: bytes, *, what: str, where: str) -> dict[str, Any]:
     """The values of a TOML document, of a length that was bounded before.
 
+    A byte order mark at the start, as editors on Windows write one, means nothing and is passed over.
+
     Args:
         data: the file.
         what: it is, for messages.
         where: for messages.
 
     Raises:
-        UsageError: not UTF-8, or not TOML.
+        UsageError: not UTF-8, not TOML, or beyond what is read of it here.
     """
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UsageError(f"{what} is not TOML: not UTF-8", where=where, offset=error.start) from None
-    except (ValueError, RecursionError) as error:  # of ValueError: bad TOML, endless digits
+    check_bounds(text, what=what, where=where)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise UsageError(f"{what} has lists or tables that are nested too deeply", where=where) from None
+    except ValueError as error:
         raise UsageError(f"{what} is not TOML: {one_line(str(error))}", where=where) from None
 
 

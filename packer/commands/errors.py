@@ -46,7 +46,7 @@ def guarded(output: Output, action: Callable[[], int], arguments: Sequence[str])
             return _ENVIRONMENT
         if isinstance(error.filename, (str, bytes)):  # the system refuses a file or folder, wherever it was needed
             output.failure(f"{os.fsdecode(error.filename)}: {error.strerror}")
-            return _ENVIRONMENT
+            return _USAGE if error.errno == errno.ENAMETOOLONG else _ENVIRONMENT  # the former on any machine
         return _internal(output, error)
     except Exception as error:  # the last resort: what nobody foresaw is still one line, not a stack trace
         return _internal(output, error)

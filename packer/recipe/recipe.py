@@ -64,7 +64,7 @@ __all__ = [
     "with_weighted_limit",
 ]
 
-MAX_FILE_BYTES = 64 << 10  # the bundled ones have 3 KB; what a TOML parser makes of dotted keys grows with the square
+MAX_FILE_BYTES = 64 << 10  # the bundled ones have 3 KB
 
 
 def bundled_recipes() -> tuple[str, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import msgspec
 
 from formats.errors import UsageError
 from formats.spelling import counted
+from packer.documents import parsed_toml
 from packer.recipe.types import MAX_SUMMARY, Recipe, Rvq, plain, recipe_from_builtins
 
 WEIGHTED_LIMIT = 1.0  # of plain errors where columns are weighted: weights that say less than zeros would
@@ -195,8 +195,8 @@ def _reset_limit(document: dict[str, Any], key: str) -> None:
 def _toml_value(text: str) -> Any:
     """``text`` as a TOML value, else as a string: 2, 0.1, true, "a", ["a", "b"], matrix."""
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
+        parsed = parsed_toml(f"value = {text}".encode(), what="value", where="--set")
+    except UsageError:  # also of what is too long to be parsed: the types say what should stand there
         return text
     return parsed["value"] if len(parsed) == 1 else text
 
