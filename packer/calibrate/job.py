@@ -36,12 +36,7 @@ from packer.calibrate.scratch import Scratch, StatesFile, states_name
 from packer.calibrate.sums import LayerSums, empty_sums
 from packer.calibrate.texts import Sample
 from packer.progress import Progress
-from packer.statistics.file import (
-    Statistics,
-    open_statistics,
-    write_layer,
-    write_statistics,
-)
+from packer.statistics.file import Statistics, open_statistics, write_layer, write_statistics
 from packer.statistics.types import LayerStatistics, Provenance, check_provenance
 from packer.storage.system import SYSTEM, NoSpace, System
 from runtime.models.kimi import Decoder

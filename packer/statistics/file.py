@@ -64,7 +64,6 @@ __all__ = [
     "Provenance",
     "Statistics",
     "open_statistics",
-    "read_layer",
     "write_layer",
     "write_statistics",
 ]
@@ -324,11 +323,6 @@ def write_layer(
     """
     total, pieces = _content(provenance, [layer], [sums])
     return write_file(path, pieces, needed=total, system=system)[1].hex()
-
-
-def read_layer(path: Path, layer: int) -> LayerStatistics:
-    """The sums of one layer of a file; errors are those of :func:`open_statistics` and :meth:`Statistics.layer`."""
-    return open_statistics(path).layer(layer)
 
 
 def _content(

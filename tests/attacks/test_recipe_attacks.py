@@ -80,14 +80,18 @@ CASES: dict[str, Case] = {
     "JSON": Case("recipe is not TOML", whole('{"name": "mine"}')),
     "not UTF-8": Case("recipe is not TOML", lambda text: text.encode() + b"\nx = '\xff'\n"),
     "UTF-16": Case("recipe is not TOML", lambda text: text.encode("utf-16")),
-    "byte order mark": Case("recipe is not TOML", lambda text: b"\xef\xbb\xbf" + text.encode()),
+    "byte order mark within": Case("recipe is not TOML", lambda text: b"\xef\xbb\xbf" * 2 + text.encode()),
     "cut in a string": Case("recipe is not TOML", lambda text: text[:10]),
     "key twice": Case("recipe is not TOML", swap("bits = 8", "bits = 8\nbits = 4")),
     "table twice": Case("recipe is not TOML", lambda text: text + "[experts]\n"),
     "two mebibytes": Case("recipe is too long .expected at most [0-9]+ bytes", lambda text: text + "#" * (2 << 20)),
-    "bottomless list": Case("recipe is not TOML", swap("bits = 8", "bits = " + "[" * 6000)),
-    "bottomless keys": Case("recipe", lambda text: ".".join("a" * 2000) + " = 1\n" + text),
-    "endless digits": Case("recipe is not TOML", swap("bits = 8", "bits = " + "9" * 6000)),
+    "bottomless list": Case(
+        "recipe has lists or tables that are nested too deeply", swap("bits = 8", "bits = " + "[" * 6000)
+    ),
+    "bottomless keys": Case(
+        "line 1: recipe has a key of too many parts", lambda text: ".".join("a" * 2000) + " = 1\n" + text
+    ),
+    "endless digits": Case("recipe has a number or a key that is too long", swap("bits = 8", "bits = " + "9" * 6000)),
     # keys
     "unknown key": Case("surprise: unknown key", lambda text: "surprise = 1\n" + text),
     "unknown key of a rule": Case("trunk.1.*level: unknown key", lambda text: text + "level = 9\n"),

@@ -20,7 +20,6 @@ from packer.statistics.file import (
     LayerStatistics,
     Statistics,
     open_statistics,
-    read_layer,
     write_layer,
     write_statistics,
 )
@@ -105,7 +104,7 @@ def test_a_layer_of_its_own_is_replaced(tmp_path: Path, sums: LayerStatistics) -
     other = made_up_layer(np.random.default_rng(6), provenance, INPUTS, WIDTH)
     for part in (other, sums):
         write_layer(tmp_path / "layer", provenance, 4, part)
-        assert same(read_layer(tmp_path / "layer", 4), part)
+        assert same(open_statistics(tmp_path / "layer").layer(4), part)
     with pytest.raises(UsageError, match="is there already"):
         write_statistics(tmp_path / "layer", provenance, [4], [sums])
 
@@ -113,7 +112,7 @@ def test_a_layer_of_its_own_is_replaced(tmp_path: Path, sums: LayerStatistics) -
 def test_double_sums_are_stored_as_single(tmp_path: Path, sums: LayerStatistics) -> None:
     wide = replace(sums, expert_input=sums.expert_input.astype(np.float64))
     write_layer(tmp_path / "layer", provenance_of(K3, LABELS), 1, wide)
-    assert same(read_layer(tmp_path / "layer", 1), sums)
+    assert same(open_statistics(tmp_path / "layer").layer(1), sums)
 
 
 def test_layers_must_be_as_many_as_sums(tmp_path: Path, sums: LayerStatistics) -> None:

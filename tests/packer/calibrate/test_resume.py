@@ -1,75 +1,43 @@
-"""What an interrupted calibration goes on from is proven before anything is computed; files of others stay."""
+"""What an interrupted calibration goes on from is proven before anything is computed."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from formats.errors import FormatError, UsageError
+from formats.errors import FormatError
 from packer.calibrate.job import calibrate
 from packer.calibrate.texts import Sample
 from packer.progress import Progress
 from packer.statistics.file import open_statistics, write_layer
 from packer.statistics.types import Provenance, SampleLabel
-from tests.packer.calibrate.test_calibrate import DATA, Stop, counted, job_for, sample_of
-
-MODEL = DATA / "k3-tiny"  # seven layers, the first without experts, blocks of three
-DONE = 4
-FILES = (
-    "before-00000.f32",
-    "before-00003.f32",
-    "before-00004.f32",
-    "layer-00001.safetensors",
-    "layer-00002.safetensors",
-    "layer-00003.safetensors",
+from packer.storage.system import SYSTEM, Buffer, WriteLost
+from tests.packer.calibrate.test_calibrate import ROOT, WINDOW, Stop, counted, job_for
+from tests.packer.calibrate.unfinished import (
+    DONE,
+    FILES,
+    MODEL,
+    as_dangling_link,
+    as_folder,
+    as_link,
+    as_pipe,
+    cut,
+    flipped,
+    interrupted,
+    lengthened,
+    refused,
+    stopped,
 )
-
-
-def interrupted(out: Path, sample: Sample, layer: int = DONE) -> Path:
-    """A run that ended as soon as ``layer`` had begun; its folder."""
-
-    def stop(progress: Progress) -> None:
-        if progress.what == f"layer {layer}":
-            raise Stop
-
-    with ExitStack() as closing, pytest.raises(Stop):
-        calibrate(job_for(MODEL, sample, out, closing), progress=stop)
-    return out.with_name(out.name + ".work")
-
-
-@pytest.fixture(scope="module")
-def sample() -> Sample:
-    return sample_of(500)
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory, sample: Sample) -> Path:
-    return interrupted(tmp_path_factory.mktemp("begun") / "s", sample)
-
-
-@pytest.fixture
-def work(begun: Path, tmp_path: Path) -> Path:
-    shutil.copytree(begun, tmp_path / "s.work")
-    return tmp_path / "s.work"
-
-
-def refused(work: Path, sample: Sample, kind: type[Exception] = FormatError) -> Exception:
-    """The error of the same command again, which is to come before any layer is computed."""
-    seen: list[Progress] = []
-    before = {item.name: item.lstat().st_mtime_ns for item in work.iterdir()}
-    with ExitStack() as closing, pytest.raises(kind) as found:
-        calibrate(job_for(MODEL, sample, work.with_name("s"), closing), progress=seen.append)
-    assert not seen
-    assert not work.with_name("s").exists()
-    assert {item.name: item.lstat().st_mtime_ns for item in work.iterdir()} == before
-    return found.value
 
 
 def test_the_note_has_length_and_digest_of_what_the_rest_needs(work: Path) -> None:
@@ -81,41 +49,6 @@ def test_the_note_has_length_and_digest_of_what_the_rest_needs(work: Path) -> No
         assert proof == {"bytes": len(data), "blake3": blake3(data).hexdigest()}
     states = 7 * 24 * json.loads((MODEL / "config.json").read_bytes())["text_config"]["hidden_size"] * 4
     assert note["files"]["before-00003.f32"]["bytes"] == states
-
-
-def flipped(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-
-
-def cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def lengthened(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 1)
-
-
-def as_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def as_link(path: Path) -> None:
-    moved = path.parent.with_name("elsewhere")
-    path.rename(moved)
-    path.symlink_to(moved)
-
-
-def as_dangling_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-def as_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
 
 
 DAMAGES = {
@@ -139,6 +72,88 @@ def test_damage_is_found_before_anything_is_computed(name: str, damage: str, wor
     assert name in str(error)
     assert message in str(error)
     assert error.hint == "remove the folder and start again"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_calibration(name: str, others: Path, work: Path, sample: Sample) -> None:
+    theirs = (others / name).read_bytes()
+    ours = blake3((work / name).read_bytes()).hexdigest()
+    assert len(theirs) == (work / name).stat().st_size
+    (work / name).write_bytes(theirs)
+    found = f"(expected {ours}, found {blake3(theirs).hexdigest()})"
+    assert (
+        str(refused(work, sample))
+        == f"{work / name}: work in progress is damaged: other bytes than were written {found}"
+    )
+
+
+def test_the_note_of_another_calibration(others: Path, work: Path, sample: Sample) -> None:
+    shutil.copy(others / "done.json", work)
+    assert "before-00000.f32: work in progress is damaged" in str(refused(work, sample))
+
+
+def test_the_command_names_damage_and_ends_with_3(tmp_path: Path) -> None:
+    ids = tmp_path / "ids"
+    ids.write_text(",".join(str(number * 37 % 500) for number in range(10 * WINDOW)))
+    arguments = ["calibrate", str(MODEL), "--ids", f"a={ids}", "--window", str(WINDOW), "--out", str(tmp_path / "s")]
+
+    def run(script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+
+    assert run(_ENDED_BEFORE_ITS_RESULT).returncode == -9
+    damaged = tmp_path / "s.work" / "layer-00002.safetensors"
+    sound = damaged.read_bytes()
+    damaged.unlink()
+    refusal = run(_COMMAND)
+    assert refusal.returncode == 3
+    expected = f"{damaged}: work in progress is damaged (expected {len(sound)} bytes, found no file)"
+    assert expected in refusal.stderr
+    assert "hint: remove the folder and start again\n" in refusal.stderr
+    assert "continued" not in refusal.stderr
+    damaged.write_bytes(sound)
+    assert run(_COMMAND).returncode == 0
+
+
+_COMMAND = """
+import sys
+from packer.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+_ENDED_BEFORE_ITS_RESULT = (
+    """
+import os, signal
+from packer.calibrate import job
+job.write_statistics = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
+    + _COMMAND
+)
+
+
+def test_sums_that_are_damaged_while_it_runs(work: Path, sample: Sample) -> None:
+    def damage(progress: Progress) -> None:
+        if progress.done_bytes == progress.total_bytes:
+            cut(work / "layer-00002.safetensors")
+
+    with ExitStack() as closing, pytest.raises(FormatError, match=r"layer-00002\.safetensors: .* damaged") as found:
+        calibrate(job_for(MODEL, sample, work.with_name("s"), closing), progress=damage)
+    assert found.value.hint == "remove the folder and start again"
+    assert [item.name for item in work.parent.iterdir()] == ["s.work"]
+
+
+def test_states_that_the_device_loses_are_computed_again(tmp_path: Path, sample: Sample, whole: bytes) -> None:
+    """Seen when they are read back, before the note speaks of them."""
+
+    def losing(fd: int, data: Buffer, offset: int) -> int:
+        if Path(f"/proc/self/fd/{fd}").readlink().name == "before-00003.f32":
+            data = bytes([data[0] ^ 1, *data[1:]])
+        return os.pwrite(fd, data, offset)
+
+    with ExitStack() as closing, pytest.raises(WriteLost, match=r"before-00003\.f32"):
+        calibrate(job_for(MODEL, sample, tmp_path / "s", closing), system=replace(SYSTEM, pwrite=losing))
+    assert json.loads((tmp_path / "s.work" / "done.json").read_bytes())["layers"] == 2
+    assert counted(MODEL, sample, tmp_path / "s") == whole
 
 
 def other_layer(work: Path) -> None:
@@ -219,48 +234,17 @@ def test_a_note_that_cannot_be_gone_by(kind: str, work: Path, sample: Sample) ->
     assert error.hint == "remove the folder and start again"  # type: ignore[attr-defined]
 
 
-def test_states_are_not_needed_once_all_layers_are_done(tmp_path: Path, sample: Sample) -> None:
+def test_states_are_not_needed_once_all_layers_are_done(tmp_path: Path, sample: Sample, whole: bytes) -> None:
     """Stopped between the last layer and the result."""
-    reference = counted(MODEL, sample, tmp_path / "reference")
     work = interrupted(tmp_path / "s", sample, 6)
     with ExitStack() as closing, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("packer.calibrate.job.write_statistics", _stopped)
+        patch.setattr("packer.calibrate.job.write_statistics", stopped)
         with pytest.raises(Stop):
             calibrate(job_for(MODEL, sample, tmp_path / "s", closing))
     note = json.loads((work / "done.json").read_bytes())
     assert note["layers"] == 7
     assert not [name for name in note["files"] if name.startswith("before")]
-    assert counted(MODEL, sample, tmp_path / "s") == reference
+    for states in work.glob("before-*"):
+        states.unlink()
+    assert counted(MODEL, sample, tmp_path / "s") == whole
     assert not work.exists()
-
-
-def _stopped(*_: object, **__: object) -> None:
-    raise Stop
-
-
-@pytest.mark.parametrize("name", ["lock", "identity.json.part"])
-def test_files_of_somebody_else_stay(name: str, tmp_path: Path, sample: Sample) -> None:
-    (tmp_path / "s.work").mkdir()
-    (tmp_path / "s.work" / name).write_text("a text of mine")
-    error = refused(tmp_path / "s.work", sample, UsageError)
-    assert f"holds something else (found {name})" in str(error)
-    assert (tmp_path / "s.work" / name).read_text() == "a text of mine"
-
-
-@pytest.mark.parametrize("name", [None, "lock"])
-def test_what_a_killed_run_left_is_used(name: str | None, tmp_path: Path, sample: Sample) -> None:
-    (tmp_path / "s.work").mkdir()
-    if name:
-        (tmp_path / "s.work" / name).write_text("4711\n")
-    counted(MODEL, sample, tmp_path / "s")
-    assert not (tmp_path / "s.work").exists()
-
-
-def test_a_folder_left_beside_a_result_is_named(begun: Path, tmp_path: Path, sample: Sample) -> None:
-    shutil.copytree(begun, tmp_path / "s.work")
-    (tmp_path / "s").write_bytes(b"mine")
-    with ExitStack() as closing, pytest.raises(UsageError, match="output is there already") as found:
-        calibrate(job_for(MODEL, sample, tmp_path / "s", closing))
-    assert f"if it is complete, {tmp_path / 's.work'} is left over" in str(found.value.hint)
-    assert (tmp_path / "s").read_bytes() == b"mine"
-    assert (tmp_path / "s.work" / "done.json").exists()
