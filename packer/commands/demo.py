@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from formats.errors import EnvironmentProblem
+from formats.errors import EnvironmentProblem, UsageError
 from packer.commands.common import EXIT_CODES, common_options, typed
 from packer.commands.errors import command_line
 from packer.commands.signals import interrupted_by_term
@@ -80,7 +81,8 @@ def _make(home: Path) -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentProblem(f"cannot make the folder: {error.strerror}", where=home) from None
+        kind = UsageError if error.errno == errno.ENAMETOOLONG else EnvironmentProblem
+        raise kind(f"cannot make the folder: {error.strerror}", where=home) from None
 
 
 def _typed(path: Path) -> str:

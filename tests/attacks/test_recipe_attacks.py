@@ -91,6 +91,7 @@ CASES: dict[str, Case] = {
     "bottomless keys": Case(
         "line 1: recipe has a key of too many parts", lambda text: ".".join("a" * 2000) + " = 1\n" + text
     ),
+    "endless hexadecimal digits": Case("line 6: recipe has a number or a key that", swap("= 8", "= 0x" + "f" * 6000)),
     "endless digits": Case("recipe has a number or a key that is too long", swap("bits = 8", "bits = " + "9" * 6000)),
     # keys
     "unknown key": Case("surprise: unknown key", lambda text: "surprise = 1\n" + text),

@@ -148,8 +148,9 @@ def test_files_of_others_are_not_written_over(tiny: Bundle, tmp_path: Path, caps
 
 def test_a_folder_that_cannot_be_made(tiny: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_bytes(b"")
-    assert run(["demo", "--dir", str(tmp_path / "file")]) == 4
-    assert "cannot make the folder" in capsys.readouterr().err
+    for name, code in (("file", 4), ("x" * 300, 2)):
+        assert run(["demo", "--dir", str(tmp_path / name)]) == code
+        assert "cannot make the folder" in capsys.readouterr().err
 
 
 def test_the_bundled_model_is_there() -> None:

@@ -392,6 +392,15 @@ def test_settings_that_make_no_sense_are_refused_by_key(setting: str, place: str
         override(load_recipe("kimi-k3"), [setting])
 
 
+def test_a_setting_that_would_take_minutes_to_parse_is_a_text() -> None:
+    """In seconds: a test that hangs is ended."""
+    for value in (f"{{a{'.a' * 60_000} = 1}}", "9" * 100_000, "[" * 100_000):
+        with pytest.raises(UsageError, match=r"experts\.stages: value has the wrong type .*expected int"):
+            override(load_recipe("kimi-k3"), [f"experts.stages={value}"])
+    dotted = "after version 1.2.3.4.5.6.7.8.9.10"
+    assert override(load_recipe("kimi-k3"), [f"summary={dotted}"]).summary == dotted
+
+
 @pytest.mark.parametrize(("expert_format", "own"), [("mxfp4", Mxfp4()), ("dense", Raw())])
 def test_source_becomes_the_lossless_codec_of_the_experts_format(expert_format: str, own: Mxfp4 | Raw) -> None:
     lossless = resolve(load_recipe("kimi-k3-lossless"), family="kimi_k3", expert_format=expert_format)

@@ -360,6 +360,43 @@ def test_a_file_of_statistics_is_told_by_its_beginning(made: Path, tmp_path: Pat
     assert not is_statistics(tmp_path / "none")
 
 
+@pytest.mark.parametrize("length", [9, 10, 1000])
+def test_the_start_of_a_file_is_told_as_that(length: int, made: Path, tmp_path: Path) -> None:
+    whole = made.read_bytes()
+    needed = 8 + int.from_bytes(whole[:8], "little")
+    (tmp_path / "x").write_bytes(whole[:length])
+    with pytest.raises(FormatError) as refused:
+        open_statistics(tmp_path / "x")
+    cut = f"cut short inside its header (expected {needed} bytes or more, found {length})"
+    assert refused.value.line() == f"{tmp_path / 'x'}: file of statistics is {cut}"
+
+
+@pytest.mark.parametrize("place", [(0, 0), (0, 63), (3, 5), (15, 63)])
+def test_the_place_of_a_sum_that_is_no_number(
+    place: tuple[int, int], made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of one that is not in the first piece that is read."""
+    monkeypatch.setattr("packer.statistics.proof.HASH_BYTES", 256)
+    assert open_statistics(made).blake3 == blake3(made.read_bytes()).hexdigest()
+    sums = np.array(open_statistics(made).layer(2).expert_input)
+    sums[place] = -np.inf
+    path = forged(made, tmp_path, {"layer.2.expert_input": sums})
+    with pytest.raises(FormatError) as refused:
+        open_statistics(path)
+    wrong = "sums are not all numbers in range (expected 0 to 1e+30, found -inf)"
+    assert refused.value.line() == f"{path}: layer.2.expert_input{list(place)}: {wrong}"
+
+
+def test_damage_that_makes_a_sum_no_number_is_told_as_damage(made: Path, tmp_path: Path) -> None:
+    header, _ = parts_of(made)
+    data = bytearray(made.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little") + header["layer.1.input"]["data_offsets"][0]
+    data[start : start + 8] = np.float64(np.nan).tobytes()
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(FormatError, match="statistics are damaged"):
+        open_statistics(tmp_path / "x")
+
+
 def test_a_header_without_end_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as file:
         file.write((17 << 20).to_bytes(8, "little") + b"{")

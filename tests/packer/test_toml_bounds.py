@@ -65,6 +65,8 @@ LONG_KEYS = {
     "in a list": (f"x = [\n{{a{'.a' * MAX_KEY_PARTS} = 1}}]", 2),
     "after a comment": (f"# it's\na{'.a' * MAX_KEY_PARTS} = 1", 2),
     "after a quote in quotes": (f'x = "\'"\na{".a" * MAX_KEY_PARTS} = 1', 2),
+    "after an end of four quotes": (f'x = ["""y"""", {{a{".a" * MAX_KEY_PARTS} = 1}}]', 1),
+    "after an end of four others": (f"x = ['''y'''', {{a{'.a' * MAX_KEY_PARTS} = 1}}]", 1),
     "after two quotes": (f"x = ''\na{'.a' * MAX_KEY_PARTS} = ''", 2),
 }
 
