@@ -155,8 +155,8 @@ def measure(case: Case, paths: list[str], rounds: int, pool: int) -> Iterator[st
                 best[count, column] = max(best[count, column], found)
     for count in _INPUTS:
         base, *others = (best[count, column] for column in columns)
-        found_all = " | ".join(f"{value / 1e9:.2f} ({value / base:.2f})" for value in others)
-        yield f"| {case.name} | {count} | {base / 1e9:.2f} | {found_all} |"
+        cells = " | ".join(f"{value / 1e9:.2f} ({value / base:.2f})" for value in others)
+        yield f"| {case.name} | {count} | {base / 1e9:.2f} | {cells} |"
 
 
 def main(arguments: list[str] | None = None) -> None:

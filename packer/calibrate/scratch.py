@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from formats.errors import EnvironmentProblem
 from formats.files import read_exactly
 from packer.calibrate.finished import FileProof
-from packer.storage.durable import Extent, read_back
-from packer.storage.system import SYSTEM, System, translated, write_all
+from packer.storage.durable import Extent, read_back, write_extent
+from packer.storage.system import SYSTEM, System, translated
 
 Single = NDArray[np.float32]
 _FLOAT = 4
@@ -120,8 +119,7 @@ class StatesFile:
         """Write the states of the tokens from ``first`` on."""
         row = _FLOAT * self.scratch.hidden
         data = np.ascontiguousarray(states, np.float32).reshape(-1).view(np.uint8).data
-        write_all(self.fd, self.path, first * row, data, system=self.scratch.system)
-        self._extents.append(Extent(first * row, len(data), blake3(data).digest()))
+        self._extents.append(write_extent(self.fd, self.path, first * row, data, system=self.scratch.system))
 
     def proof(self) -> FileProof:
         """Length and digest of the file as it is on the device, every range as it was written; behind the block alone.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
 from packer.storage import durable
@@ -64,8 +63,8 @@ class LogitsFile:
 
     def write_at(self, offset: int, data: Buffer) -> None:
         """Write bytes at a place in the file."""
-        durable.write_at(self._output, offset, data, system=self._system)
-        self.written.append(Extent(offset, len(data), blake3(data).digest()))
+        output = self._output
+        self.written.append(durable.write_extent(output.fd, output.temporary, offset, data, system=self._system))
 
 
 @contextmanager

@@ -121,6 +121,23 @@ def write_at(output: Output, offset: int, data: Buffer, *, needed: int | None = 
     write_all(output.fd, output.temporary, offset, data, needed=needed, system=system)
 
 
+def write_extent(fd: int, path: Path, offset: int, data: Buffer, *, system: System = SYSTEM) -> Extent:
+    """Write bytes at ``offset`` of an open file, and say what :func:`read_back` must find there; for any order.
+
+    Args:
+        fd: where to.
+        path: the name that the file has now, for messages.
+        offset: bytes from the file's start.
+        data: the bytes, contiguous.
+        system: the system calls.
+
+    Raises:
+        EnvironmentProblem: they cannot be written.
+    """
+    write_all(fd, path, offset, data, system=system)
+    return Extent(offset, len(data), blake3(data).digest())
+
+
 def flush(output: Output, *, system: System = SYSTEM) -> None:
     """Bring the temporary's bytes to the device.
 

@@ -7,7 +7,6 @@ import mmap
 import os
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from formats.errors import EnvironmentProblem, UsageError
 from packer.storage import durable
 from packer.storage.durable import Extent
 from packer.storage.system import SYSTEM, NoSpace, System, WriteLost
-from tests.support.faults import Faults
+from tests.support.faults import Faults, failure
 
 DATA = bytes(range(256)) * 40
 
@@ -131,14 +130,6 @@ def test_wrt_01_no_space_at_any_call(tmp_path: Path) -> None:
 def make(folder: Path, system: System) -> None:
     durable.make_directory(folder / "sub", system=system)
     durable.write_file(folder / "a", [DATA[:100], DATA[100:]], needed=len(DATA), system=system)
-
-
-def failure(call: Callable[[], None]) -> EnvironmentProblem | None:
-    try:
-        call()
-    except EnvironmentProblem as error:
-        return error
-    return None
 
 
 def test_wrt_01_bytes_needed_and_available_are_shown(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from formats.errors import EnvironmentProblem, MoepackError, UsageError
 from packer.storage.new_file import check_free, write_all_new, write_new
 from packer.storage.system import System, WriteLost
 from tests.support.containers import build_container
-from tests.support.faults import Call, Faults, wrapped
+from tests.support.faults import Call, Faults, failure, wrapped
 from tests.support.powercut import WAYS, Disk, PowerCut
 
 DATA = bytes(range(256)) * 40
@@ -214,14 +214,6 @@ def test_wrt_01_any_call_that_fails_leaves_all_or_nothing(
         if faults.count < at:
             break
     assert failed > 20
-
-
-def failure(call: Callable[[], None]) -> EnvironmentProblem | None:
-    try:
-        call()
-    except EnvironmentProblem as error:
-        return error
-    return None
 
 
 @pytest.mark.parametrize("call", ["link", "rename"])

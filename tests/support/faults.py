@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
 
+from formats.errors import EnvironmentProblem
 from packer.storage.system import System
 
 READS = ("pread", "drop_cache", "available", "close")
@@ -75,3 +76,12 @@ def _half(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments for half of the bytes, at least one."""
     fd, data, offset = arguments
     return (fd, data[: -(-len(data) // 2)], offset) if name == "pwrite" else (fd, -(-data // 2), offset)
+
+
+def failure(call: Callable[[], None]) -> EnvironmentProblem | None:
+    """The trouble with the environment in which a call ends, or None if it ends well."""
+    try:
+        call()
+    except EnvironmentProblem as error:
+        return error
+    return None
