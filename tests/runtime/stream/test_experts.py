@@ -220,8 +220,8 @@ def test_few_reads_for_what_is_only_expected() -> None:
 
 
 def test_short_reads_are_more_at_a_time() -> None:
-    """About 20 MiB, but at least 3 reads and at most 8."""
-    assert [readers_for(length) for length in (1, 2 << 20, 5 << 19, 4 << 20, 5 << 20, 1 << 40)] == [8, 8, 8, 5, 4, 3]
+    """About 32 MiB, but at least 3 reads and at most 8."""
+    assert [readers_for(length) for length in (1, 4 << 20, 6 << 20, 8 << 20, 11 << 20, 1 << 40)] == [8, 8, 6, 4, 3, 3]
 
 
 def test_experts_come_one_after_another() -> None:
