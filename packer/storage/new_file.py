@@ -39,7 +39,7 @@ _NO_LINKS = (
 
 
 def check_free(path: Path) -> None:
-    """Refuse a name that is taken, in a folder that is not there, or in a container, which holds what it says it holds.
+    """Refuse a name that is taken or too long, in a folder that is not there, or in a container, which is complete.
 
     Raises:
         UsageError: saying so.
@@ -49,9 +49,23 @@ def check_free(path: Path) -> None:
         raise _taken(path)
     if not path.parent.is_dir():
         raise UsageError("no such folder", where=path.parent)
+    _check_length(path)
     if all((path.parent / name).exists() for name in (FILE_NAME, INDEX_NAME)):
         raise UsageError("output would lie in a container", where=path, hint="choose a name outside of it")
     check_writable(path.parent)
+
+
+def _check_length(path: Path) -> None:
+    """Refuse a name to which the temporary's ending cannot be added; ``write_new`` would find out at its end."""
+    limit = os.pathconf(path.parent, "PC_NAME_MAX")
+    length, room = len(os.fsencode(path.name)), limit - len(_ending())
+    if limit >= 0 and length > room:  # below 0: the file system has no limit
+        raise UsageError("name is too long", where=path, expected=f"at most {room} bytes", found=length)
+
+
+def _ending() -> str:
+    """What a temporary's name has more than the file's."""
+    return f".{secrets.token_hex(4)}{durable.SUFFIX}"
 
 
 def check_writable(folder: Path) -> None:
@@ -116,7 +130,7 @@ def new_output(path: Path, *, system: System = SYSTEM) -> Iterator[Output]:
         EnvironmentProblem: it cannot be made.
     """
     check_free(path)
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{durable.SUFFIX}")
+    temporary = path.with_name(path.name + _ending())
     with translated("create", temporary, system=system):
         fd = system.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:

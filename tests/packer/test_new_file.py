@@ -60,6 +60,19 @@ def test_names_that_are_refused(tmp_path: Path) -> None:
                 refuse(path)
 
 
+def test_a_name_is_as_long_as_its_temporary_allows(tmp_path: Path) -> None:
+    """14 bytes less than the file system's limit: ``.12345678.part`` is added. Bytes count, not characters."""
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX") - 14
+    for name in ("a" * longest, "é" * (longest // 2)):
+        write_new(tmp_path / name, [DATA])
+        assert (tmp_path / name).read_bytes() == DATA
+    for name in ("a" * (longest + 1), "é" * (longest // 2 + 1), "a" * (longest + 14), "a" * (longest + 15)):
+        for refuse in (check_free, lambda path: write_new(path, [DATA])):
+            with pytest.raises(UsageError, match=rf"name is too long \(expected at most {longest} bytes, found"):
+                refuse(tmp_path / name)
+    assert len(names(tmp_path)) == 2
+
+
 def test_a_folder_that_takes_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before any work is done; the system is asked, for to an administrator permissions say nothing."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path or not mode & os.W_OK)
