@@ -42,6 +42,13 @@ def typed(text: str) -> Path:
     return Path(text)
 
 
+def typed_source(text: str) -> Path:
+    """A folder or a repository as it was typed; with ``./`` before or ``/`` behind its name only a folder is meant."""
+    path = typed(text)
+    folder = text.startswith(f".{os.sep}") or text.endswith(os.sep)
+    return path.absolute() if folder and not os.path.lexists(path) else path
+
+
 def common_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add --json, --quiet, --verbose and --no-color, and call ``function`` with an :class:`Output` of them first."""
 

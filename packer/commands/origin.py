@@ -50,7 +50,7 @@ class OriginOptions:
     def folder(self, out: Path, *, begin: bool) -> Path | None:
         """The staging folder of a pack into ``out``; None if it is not there and must not be begun."""
         folder = self.staging or out.absolute().with_name(out.absolute().name + ".source")
-        return folder if begin or folder.is_dir() else None
+        return folder if begin or os.path.lexists(folder) else None
 
 
 @dataclass(frozen=True)

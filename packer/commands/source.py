@@ -15,7 +15,7 @@ from formats.checkpoint import Checkpoint
 from formats.errors import EnvironmentProblem
 from formats.families import Model, bind
 from formats.spelling import counted
-from packer.commands.common import jobs_option, typed
+from packer.commands.common import jobs_option, typed, typed_source
 from packer.fetch.provenance import Provenance, provenance_of
 from packer.inspect.text import bits_text
 from packer.output import Output, human_bytes, human_seconds
@@ -58,7 +58,7 @@ def plan_options(function: Callable[..., int]) -> Callable[..., int]:
     """Add the options that decide a plan, and SOURCE."""
     known = ", ".join(bundled_recipes())
     options: list[Callable[[Any], Any]] = [
-        click.argument("source", type=typed),
+        click.argument("source", type=typed_source),
         click.option(
             "--recipe", metavar="R", help=f"A TOML file or one of {known}; by default the one of the model's family."
         ),

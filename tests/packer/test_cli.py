@@ -493,7 +493,8 @@ def test_pack_over_a_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_pln_04_a_dry_run_changes_nothing(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    for out in (empty, tiny):
+    long = tmp_path / ("y" * 250)  # a name that a container can have, and a staging folder beside it cannot
+    for out in (empty, long, tiny):
         before = snapshot(out.parent)
         assert run(["pack", K3, str(out), "--dry-run", "--json"]) == 0
         assert snapshot(out.parent) == before

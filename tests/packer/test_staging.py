@@ -186,6 +186,17 @@ def test_a_repository_that_is_not_there_may_have_been_meant_as_a_folder(
     moepack(hub, "plan", hub.repository)  # which is asked for all the same
 
 
+@pytest.mark.parametrize("source", ["./owner/model", "owner/model/"])
+def test_what_can_only_be_a_folder_is_not_taken_for_a_repository(
+    source: str, hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["plan", source], ["pack", source, "out", "--dry-run"]):
+        _, messages = moepack(hub, *command, code=2)
+        assert f"{tmp_path / 'owner' / 'model'}: no such directory" in messages
+    assert not hub.requests
+
+
 def test_the_source_comes_first(tmp_path: Path) -> None:
     _, told = moepack(None, "pack", tmp_path / "new", TINY, code=2)
     assert "the checkpoint comes first, then the container" in told
