@@ -39,7 +39,7 @@ _NO_LINKS = (
 
 
 def check_free(path: Path) -> None:
-    """Refuse a name that is taken or too long, in a folder that is not there, or in a container, which is complete.
+    """Refuse a name that is taken or too long, or one in a folder that is not there, or in a finished container.
 
     Raises:
         UsageError: saying so.
