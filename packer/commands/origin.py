@@ -47,10 +47,15 @@ class OriginOptions:
     release_source: bool
     release_local: bool
 
-    def folder(self, out: Path, *, begin: bool) -> Path | None:
-        """The staging folder of a pack into ``out``; None if it is not there and must not be begun."""
-        folder = self.staging or out.absolute().with_name(out.absolute().name + ".source")
-        return folder if begin or os.path.lexists(folder) else None
+    def folder(self, out: Path | None, *, begin: bool) -> Path | None:
+        """The staging folder, of a pack into ``out`` beside it; None if it is not there and must not be begun."""
+        if self.staging is not None:
+            folder = self.staging
+        elif out is not None:
+            folder = out.absolute().with_name(out.absolute().name + ".source")
+        else:
+            return None
+        return folder if begin or folder.is_dir() else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,8 @@ def open_origin(
     source: Path,
     options: OriginOptions,
     *,
-    staging: Path | None,
+    out: Path | None,
+    begin: bool,
     need_headers: bool,
     stop: threading.Event,
 ) -> Iterator[Origin]:
@@ -124,7 +130,8 @@ def open_origin(
         output: for progress.
         source: as it was typed.
         options: about it.
-        staging: folder for a repository, made if it is not there; None for one that is deleted again.
+        out: what is packed into; None if nothing is.
+        begin: make the staging folder of a repository if it is not there; otherwise there is one that is deleted again.
         need_headers: of a local folder, as for ``open_checkpoint``.
         stop: set it to stop.
 
@@ -143,7 +150,10 @@ def open_origin(
     if options.staging_limit is not None:
         parse_size(options.staging_limit, where="--staging-limit")  # before anything is asked of a server
     with ExitStack() as stack:
-        folder = staging or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-"))) / "source"
+        folder = (
+            options.folder(out, begin=begin)
+            or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moepack-"))) / "source"
+        )
         output.note(f"{source}: nothing here has that name, so it is taken for a repository")
         with _told_of_folder(source):
             access, listing = find_repository(output, str(source), options.revision, folder, Limits(), stop)

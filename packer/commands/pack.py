@@ -71,11 +71,10 @@ def pack(
     """
     if not os.path.lexists(source) and (out / CONFIG_NAME).is_file():
         raise UsageError("the checkpoint comes first, then the container", where=out, expected="pack SOURCE OUT")
-    folder = wishes.folder(out, begin=not dry_run)
     message = "stopping; what is done stays. Ctrl-C again leaves at once."
     with (
         stop_on_signals(message) as stop,
-        open_origin(output, source, wishes, staging=folder, need_headers=True, stop=stop) as origin,
+        open_origin(output, source, wishes, out=out, begin=not dry_run, need_headers=True, stop=stop) as origin,
     ):
         checkpoint = origin.checkpoint
         model, plan, provenance = plan_for(output, checkpoint, PlanOptions(**options), jobs or processors())

@@ -58,10 +58,9 @@ def plan(
         return _plan_memory(output, source, context, chunk, jobs or processors())
     if context is not None or chunk is not None:
         raise UsageError("--context and --chunk are about running a container", where=source)
-    folder = wishes.staging if wishes.staging is not None and wishes.staging.is_dir() else None  # nothing is begun
     with (
         stop_on_signals("stopping.") as stop,
-        open_origin(output, source, wishes, staging=folder, need_headers=False, stop=stop) as origin,
+        open_origin(output, source, wishes, out=None, begin=False, need_headers=False, stop=stop) as origin,
     ):
         model, made, provenance = plan_for(output, origin.checkpoint, PlanOptions(**options), jobs or processors())
         made = with_disk(origin, model, made, provenance, None)
