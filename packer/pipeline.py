@@ -217,9 +217,9 @@ def _run(job: Job) -> None:
     check_files(job)
     if job.supply is not None:
         job.supply.adopt(job.stop)
+    _publish_complete(job, job.plan.unit_files)  # as in a run without interruptions, before the shards go
     settle_releases(job)
     _hash_changed(job)
-    _publish_complete(job, job.plan.unit_files)
     here = None if job.supply is None else job.supply.here()
     steps = make_steps(job.plan, job.needs, done=job.outcome.units, hashed=job.outcome.shards, here=here)
     if job.supply is not None:

@@ -573,11 +573,14 @@ def check_kill(out: Path, staging: Path, users: dict[str, set[str]], met: set[st
     assert gone <= announced
     finished = {entry.name: entry.blake3 for entry in entries if isinstance(entry, FileDone)}
     for name in gone:
-        for unit in users[name]:
-            if unit.startswith("layer "):
-                bank = f"experts/layer-{int(unit.split()[1]):05d}.bank"
-                assert blake3((out / bank).read_bytes()).hexdigest() == finished[bank]
+        for bank in banks_of(users[name]):
+            assert blake3((out / bank).read_bytes()).hexdigest() == finished[bank]
     return bool(gone)
+
+
+def banks_of(units: set[str]) -> list[str]:
+    """The files of the units that are a layer's experts: each is its bank's only unit."""
+    return [f"experts/layer-{int(unit.split()[1]):05d}.bank" for unit in units if unit.startswith("layer ")]
 
 
 def test_without_proof_the_kill_test_would_notice(tmp_path: Path) -> None:
@@ -608,8 +611,15 @@ def test_rel_01_killed_around_a_rename(source: Path, whole: Path, tmp_path: Path
     with pytest.raises(Killed):
         run(source, out, system=killer)
     assert (out / file).exists() is after
-    check_order(journal(out).entries, users_of(source))
-    run(source, out)
+    users = users_of(source)
+    check_order(journal(out).entries, users)
+
+    def unlink(path: Path) -> None:
+        for bank in banks_of(users.get(path.name, set())):
+            assert (out / bank).exists(), f"{path.name} goes before {bank} has its name"
+        SYSTEM.unlink(path)
+
+    run(source, out, system=replace(SYSTEM, unlink=unlink))
     assert shards(source) == []
     assert identical(whole, out)
 
