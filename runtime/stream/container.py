@@ -18,7 +18,7 @@ from runtime.stream.needs import store_needs
 from runtime.stream.segments import Segment, container_segments
 
 ROWS_AT_HAND = 256  # index rows; each is asked for several times while its record is read
-PART_BYTES = 6 << 20  # of a record, read at a time: long reads cost the processors less; half a record of Kimi K3's
+PART_BYTES = 12 << 20  # of a record, read at a time: long reads cost the processors less; Kimi K3's at 3 bits are one
 
 
 class ContainerExperts:
@@ -51,7 +51,8 @@ class ContainerExperts:
             counts.get(layer, 0) for layer in range(container.manifest.architecture.hidden_layers)
         )
         self.slot_bytes = slot_bytes(container)
-        self.part_bytes = max(min(part_bytes, self.slot_bytes), PAGE)
+        fewest = max(-(-self.slot_bytes // part_bytes), 1)  # parts of the longest record: as many, of one length
+        self.part_bytes = align(max(-(-self.slot_bytes // fewest), 1), PAGE)
         self._files = {
             info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers
         }

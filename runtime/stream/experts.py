@@ -29,8 +29,8 @@ from runtime.stream.slots import Entry, State, Table
 from runtime.stream.statistics import StreamStatistics
 from runtime.threads import Workers, wait_out
 
-# Of those under way, for what is only expected: a read that has begun cannot give way to one that is needed.
-EARLY_READS = 2
+# Of the reads under way, one in so many may be of what is only expected: a read that has begun cannot give way.
+EARLY_ONE_IN = 3
 
 
 class ExpertLoader(Protocol):
@@ -105,15 +105,16 @@ class ExpertStream:
         self._policy = policy or Frequency(counts)
         self._slots = Slots(slots, loader.slot_bytes) if slots else None
         self._table = Table(slots, self._policy)
-        self._pending = Pending(self._table, EARLY_READS)
+        count = (readers or readers_for(loader.part_bytes)) if slots else 0
+        self._pending = Pending(self._table, early_reads=max(count // EARLY_ONE_IN, 1))
         self._expected: dict[int, list[Entry]] = {}  # by layer
         self._call: Call | None = None
         self._closed = False
         self._counters = SimpleNamespace(**asdict(StreamStatistics()))
         self._broken: BaseException | None = None
         self._lock = threading.Lock()
-        self._wanted = threading.Condition(self._lock)  # for readers: there may be something to read, or room for it
-        count = (readers or readers_for(loader.part_bytes)) if slots else 0
+        # For readers: there may be something to read, or room for it. Whoever takes a part wakes the next one.
+        self._wanted = threading.Condition(self._lock)
         self._readers = list(
             start_some(
                 threading.Thread(target=self._read_on, name=f"moepack-reader-{number}", daemon=True)
@@ -194,7 +195,7 @@ class ExpertStream:
                 expected.append(entry)
                 entry.expected = True
                 self._table.settle(entry)
-            self._wanted.notify_all()
+            self._wanted.notify()
 
     def _entry(self, key: int, layer: int, expert: int) -> Entry:
         """An expert that is not in memory."""
@@ -230,7 +231,7 @@ class ExpertStream:
             counters.joined += joined
             counters.misses += len(keys) - hits - joined
             counters.ahead_used += used
-            self._wanted.notify_all()
+            self._wanted.notify()
             self._hire(call)
 
     def _forget_expected(self, layer: int) -> None:

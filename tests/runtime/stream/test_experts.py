@@ -197,26 +197,28 @@ def test_need_goes_before_expectation() -> None:
     assert (done.ahead_reads, done.ahead_used, done.misses) == (3, 3, 3)
 
 
-def test_few_reads_for_what_is_only_expected() -> None:
-    """Of many readers two at a time read ahead, so that the others are there for what is needed."""
+@pytest.mark.parametrize(("readers", "early"), [(3, 1), (6, 2), (8, 2)])
+def test_few_reads_for_what_is_only_expected(readers: int, early: int) -> None:
+    """Of many readers a third at a time read ahead, so that the others are there for what is needed."""
     loader = FakeLoader(gate=threading.Event())
-    with streaming(loader, readers=6, slots=16) as stream:
+    with streaming(loader, readers=readers, slots=16) as stream:
         stream.expect(2, range(8))
-        until(lambda: len(loader.reads) == 2)
+        until(lambda: len(loader.reads) == early)
         work = Sum()
+        needed = min(readers - early, 6)
 
         def release() -> None:
-            until(lambda: len(loader.reads) == 6)
-            assert sorted(loader.reads[:2]) == [(2, 0), (2, 1)]
-            assert sorted(loader.reads[2:]) == [(1, 0), (1, 1), (1, 2), (1, 3)]
+            until(lambda: len(loader.reads) == early + needed)
+            assert sorted(loader.reads[:early]) == [(2, expert) for expert in range(early)]
+            assert sorted(loader.reads[early:]) == [(1, expert) for expert in range(needed)]
             assert loader.gate is not None
             loader.gate.set()
 
-        stream.compute(1, [0, 1, 2, 3], work, release)
-        until(lambda: stream.statistics().reads == 12)
+        stream.compute(1, list(range(6)), work, release)
+        until(lambda: stream.statistics().reads == 14)
         compute(stream, 2, range(8))
-    assert len(loader.reads) == 12
-    assert loader.most == 6
+    assert len(loader.reads) == 14
+    assert loader.most == readers
 
 
 def test_short_reads_are_more_at_a_time() -> None:

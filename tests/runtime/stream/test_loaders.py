@@ -71,6 +71,20 @@ def test_records_of_every_codec(spec: Spec, check: bool, tmp_path: Path) -> None
         reads.close()
 
 
+def test_longest_record_is_read_in_parts_of_one_length(tmp_path: Path) -> None:
+    """As few as the bound allows; a bound just below the length does not leave a part of one page."""
+    with open_container(build_container(tmp_path / "container")) as container:
+        longest = max(container.largest_record(info.layer) for info in container.manifest.layers)
+        reads = DirectReads()
+
+        def part(bound: int) -> int:
+            return ContainerExperts(container, reads, part_bytes=bound).part_bytes
+
+        assert part(longest) == part(PART_BYTES) == longest
+        assert part(max(longest - PAGE, PAGE)) == -(-longest // (2 * PAGE)) * PAGE
+        reads.close()
+
+
 @pytest.mark.parametrize("part_bytes", [PART_BYTES, PAGE])
 def test_one_aligned_read_a_part(part_bytes: int, tmp_path: Path) -> None:
     calls: list[tuple[int, int, int]] = []
