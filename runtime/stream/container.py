@@ -51,8 +51,7 @@ class ContainerExperts:
             counts.get(layer, 0) for layer in range(container.manifest.architecture.hidden_layers)
         )
         self.slot_bytes = slot_bytes(container)
-        fewest = max(-(-self.slot_bytes // part_bytes), 1)  # parts of the longest record: as many, of one length
-        self.part_bytes = align(max(-(-self.slot_bytes // fewest), 1), PAGE)
+        self.part_bytes = equal_part(self.slot_bytes, part_bytes)
         self._files = {
             info.layer: reads.open(container.open_again(info.file), info.file) for info in container.manifest.layers
         }
@@ -135,6 +134,12 @@ class ContainerExperts:
 def slot_bytes(container: Container) -> int:
     """What the longest record of a container takes, whole pages."""
     return max((container.largest_record(info.layer) for info in container.manifest.layers), default=0)
+
+
+def equal_part(longest: int, most: int) -> int:
+    """The length of one of the fewest equal parts, of whole pages and at most ``most`` bytes, of ``longest`` bytes."""
+    longest = max(longest, PAGE)  # there may be no records
+    return align(-(-longest // -(-longest // most)), PAGE)
 
 
 class ContainerTrunk:

@@ -24,8 +24,7 @@ from runtime.stream.memory import Area
 # Reads under way at a time. A few long ones keep an idle device as busy as many do (1 to 8 reads of 4 MiB: 1.6 GB/s on
 # one machine, 2 to 6 of them 1.9 to 2.1 on another); of short ones it takes more (80 KiB: 0.9 GB/s with 3, 1.1 with 6).
 # While all processors compute, a reader waits for one before it can ask for more, so more bytes are under way than an
-# idle device needs; in few long reads, for what a read costs the processors hardly depends on its length
-# (benchmarks/README.md).
+# idle device needs; in few long reads, for each costs them 0.2 ms beside what its bytes do (benchmarks/README.md).
 UNDER_WAY_BYTES = 32 << 20
 LEAST_READERS, MOST_READERS = 3, 8
 Stamp = tuple[int, int, int]  # a file's length, and the times of its contents and of its inode

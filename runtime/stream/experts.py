@@ -113,7 +113,7 @@ class ExpertStream:
         self._counters = SimpleNamespace(**asdict(StreamStatistics()))
         self._broken: BaseException | None = None
         self._lock = threading.Lock()
-        # For readers: there may be something to read, or room for it. Whoever takes a part wakes the next one.
+        # For readers: there may be something to read, or room for it. One is woken, and wakes another if there is more.
         self._wanted = threading.Condition(self._lock)
         self._readers = list(
             start_some(

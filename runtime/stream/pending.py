@@ -1,7 +1,7 @@
 """What is to be read next, part by part: what is needed first, then what is only expected. Without threads.
 
-A part is a few megabytes, so that the experts of a layer arrive one after another, and not all together at the end,
-while several reads are under way at a time; and so that a read of something expected soon gives way to what is needed.
+A part is some megabytes, and several reads are under way at a time. Long experts come in several parts, so that those
+of a layer arrive one after another, and a read of something expected soon gives way to what is needed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from formats.layout import PAGE, Matrix
 from formats.source import read_matrix
 from runtime.store import Expert
 from runtime.stream.checkpoint import CheckpointExperts
-from runtime.stream.container import PART_BYTES, ContainerExperts
+from runtime.stream.container import PART_BYTES, ContainerExperts, equal_part
 from runtime.stream.direct import Calls, DirectReads
 from runtime.stream.memory import Slots
 from tests.runtime.stream.conftest import DATA, OpenCheckpoint
@@ -71,18 +71,19 @@ def test_records_of_every_codec(spec: Spec, check: bool, tmp_path: Path) -> None
         reads.close()
 
 
-def test_longest_record_is_read_in_parts_of_one_length(tmp_path: Path) -> None:
-    """As few as the bound allows; a bound just below the length does not leave a part of one page."""
-    with open_container(build_container(tmp_path / "container")) as container:
-        longest = max(container.largest_record(info.layer) for info in container.manifest.layers)
-        reads = DirectReads()
-
-        def part(bound: int) -> int:
-            return ContainerExperts(container, reads, part_bytes=bound).part_bytes
-
-        assert part(longest) == part(PART_BYTES) == longest
-        assert part(max(longest - PAGE, PAGE)) == -(-longest // (2 * PAGE)) * PAGE
-        reads.close()
+@pytest.mark.parametrize(
+    ("longest", "most", "part"),
+    [
+        (12_419_072, PART_BYTES, 12_419_072),  # Kimi K3's at 3 bits
+        (4 * PAGE, 3 * PAGE, 2 * PAGE),  # 2 + 2, not 3 + 1
+        (7 * PAGE, 3 * PAGE, 3 * PAGE),
+        (9 * PAGE, 4 * PAGE, 3 * PAGE),
+        (3 * PAGE, 3 * PAGE, 3 * PAGE),
+        (0, 3 * PAGE, PAGE),
+    ],
+)
+def test_longest_record_is_read_in_parts_of_one_length(longest: int, most: int, part: int) -> None:
+    assert equal_part(longest, most) == part
 
 
 @pytest.mark.parametrize("part_bytes", [PART_BYTES, PAGE])
