@@ -23,7 +23,7 @@ from formats.errors import FormatError, IntegrityError, UsageError
 from formats.files import file_bytes, open_directory, open_inside, read_exactly
 from formats.index import INDEX_ROW_BYTES, IndexRow, unpack_index_header, unpack_index_rows
 from formats.layout import Matrix, RecordHeader, Section, SectionKind
-from formats.manifest import EXPERTS_DIR, FILE_NAME, MAX_BYTES, LayerInfo, Manifest, TensorInfo, decode
+from formats.manifest import EXPERTS_DIR, FILE_NAME, MAX_BYTES, WORK_DIR, LayerInfo, Manifest, TensorInfo, decode
 from formats.trunk import check_tensor_bytes, tensor_codec
 
 STREAM_BYTES = 16 << 20  # how much of a long tensor or file is held at a time
@@ -303,7 +303,7 @@ def open_container(path: str | Path) -> Container:
 
 def unfinished_hint(path: Path) -> str | None:
     """What to do about a directory that is no container yet; None if nobody began to pack into it."""
-    begun = os.path.lexists(path / EXPERTS_DIR)
+    begun = os.path.lexists(path / WORK_DIR)
     return "an interrupted pack continues when the same pack command is given again" if begun else None
 
 
@@ -316,7 +316,9 @@ def read_manifest(directory_fd: int, path: Path) -> bytes:
             raise
         unfinished = unfinished_hint(path)
         what = f"not a {'finished container' if unfinished else 'container'}: it has no manifest"
-        raise FormatError(what, where=path, hint=unfinished or "make one with moepack pack") from None
+        lost = os.path.lexists(path / EXPERTS_DIR)
+        hint = f"get {FILE_NAME} from where the container comes from" if lost else "make one with moepack pack"
+        raise FormatError(what, where=path, hint=unfinished or hint) from None
     try:
         length = file_bytes(fd)
         if length > MAX_BYTES:

@@ -11,6 +11,7 @@ INDEX_NAME = "index.bin"
 TRUNK_NAME = "trunk.bin"
 EXPERTS_DIR = "experts"
 ASSETS_DIR = "assets"
+WORK_DIR = ".packing"  # of a pack that has not ended: no part of a container
 
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # the ``int`` of SPEC section 4.2

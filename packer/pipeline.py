@@ -25,7 +25,7 @@ from formats.container import open_container
 from formats.errors import Interrupted
 from formats.families import Model
 from formats.index import pack_index
-from formats.manifest import FILE_NAME, Manifest, decode, encode
+from formats.manifest import FILE_NAME, WORK_DIR, Manifest, decode, encode
 from packer import assemble
 from packer.commit import check_files, copy_asset, open_output, publish, write
 from packer.job import Job, Releasable, Report
@@ -36,7 +36,6 @@ from packer.pool import Pool
 from packer.preflight import (
     JOURNAL_NAME,
     LOCK_NAME,
-    WORK_DIR,
     check_output,
     check_same_source,
     check_shards,

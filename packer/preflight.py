@@ -9,7 +9,7 @@ from pathlib import Path
 
 from formats.container import open_container
 from formats.errors import EnvironmentProblem, FormatError, MoepackError, UsageError
-from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, Manifest
+from formats.manifest import ASSETS_DIR, EXPERTS_DIR, FILE_NAME, WORK_DIR, Manifest
 from packer.assemble import blank_manifest
 from packer.planning.plan import Plan
 from packer.storage import durable
@@ -19,7 +19,6 @@ from packer.storage.lock import exclusive
 from packer.storage.new_file import check_writable
 from packer.storage.system import SYSTEM, System, translated
 
-WORK_DIR = ".packing"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
 _SHOWN = 10

@@ -58,8 +58,10 @@ class Wishes:
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise UsageError("number of tokens is negative", found=self.tokens)
-        if len(self.stops) > MAX_STOPS or not all(self.stops):
-            raise UsageError("stop strings are empty or too many", expected=f"at most {MAX_STOPS}, none empty")
+        if not all(self.stops):
+            raise UsageError("a stop string is empty", expected="at least one character")
+        if len(self.stops) > MAX_STOPS:
+            raise UsageError("too many stop strings", expected=f"at most {MAX_STOPS}", found=len(self.stops))
 
 
 @dataclass(frozen=True)

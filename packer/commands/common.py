@@ -17,11 +17,10 @@ import numpy as np
 from formats import kernels
 from formats.checkpoint import CONFIG_NAME
 from formats.errors import FormatError, UsageError
-from formats.manifest import FILE_NAME
+from formats.manifest import FILE_NAME, WORK_DIR
 from packer.commands.errors import guarded
 from packer.output import make_output
 from packer.planning.plan_types import MAX_JOBS
-from packer.preflight import WORK_DIR
 from packer.version import VERSION
 
 EXIT_CODES = """\b

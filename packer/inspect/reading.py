@@ -23,7 +23,7 @@ from formats.container import Container, Record, expected_files, open_container
 from formats.errors import IntegrityError, UsageError
 from formats.index import IndexRow
 from formats.layout import Matrix, SectionKind, record_name
-from formats.manifest import FILE_NAME, Manifest, expert_tensor_names
+from formats.manifest import FILE_NAME, WORK_DIR, Manifest, expert_tensor_names
 from formats.spelling import spelled
 from packer.inspect.trunk import stored_tensors
 from packer.inspect.views import (
@@ -39,7 +39,7 @@ from packer.inspect.views import (
     Summary,
     Unfinished,
 )
-from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME
 from packer.storage import durable
 from packer.storage.journal import FileDone, ShardSeen, UnitDone, read_journal
 from packer.verify.record_bytes import check_record

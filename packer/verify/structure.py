@@ -15,10 +15,9 @@ from formats.container import Container, expected_files
 from formats.errors import FormatError, MoepackError
 from formats.index import IndexRow
 from formats.layout import record_name
-from formats.manifest import Manifest
+from formats.manifest import WORK_DIR, Manifest
 from formats.spelling import counted
 from packer.limits import expert_limit, over_limits, tensor_limit
-from packer.preflight import WORK_DIR
 from packer.recipe.recipe import recipe_from_builtins
 from packer.recipe.types import DropRule, Recipe
 from packer.storage import durable

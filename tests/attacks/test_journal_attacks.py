@@ -19,8 +19,9 @@ import pytest
 from blake3 import blake3
 
 from formats.errors import EnvironmentProblem
+from formats.manifest import WORK_DIR
 from packer.commands import run
-from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME
 from packer.storage.system import SYSTEM
 from tests.attacks.alter import folder, gone, link, pipe, set_members
 from tests.support.packs import Ground, prepare

@@ -19,7 +19,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from packer.preflight import WORK_DIR
+from formats.manifest import WORK_DIR
 from runtime.machine import available_memory
 from tests.faults.command import command
 from tests.faults.control_group import MEMBERS, VERSION_1, VERSION_2, Group, find_place

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from formats.manifest import FILE_NAME
-from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR
+from formats.manifest import FILE_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME, LOCK_NAME
 from tests.support.faults import Faults
 from tests.support.packs import Ground, Wrong
 from tests.support.victim import Death, Victims

@@ -18,8 +18,8 @@ import pytest
 from blake3 import blake3
 
 from formats.errors import EnvironmentProblem
-from formats.manifest import FILE_NAME
-from packer.preflight import JOURNAL_NAME, WORK_DIR
+from formats.manifest import FILE_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME
 from packer.storage import durable
 from packer.storage.durable import SUFFIX
 from tests.support.faults import Faults

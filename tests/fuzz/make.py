@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from formats.codecs import group_int, raw, rvq
-from packer.preflight import JOURNAL_NAME, WORK_DIR
+from formats.manifest import WORK_DIR
+from packer.preflight import JOURNAL_NAME
 from packer.storage.system import SYSTEM
 from tests.fuzz.targets import CORPUS
 from tests.support.checkpoints import K3, LINEAR, write_checkpoint

@@ -22,13 +22,13 @@ import pytest
 
 from formats import kernels
 from formats.errors import FormatError, Interrupted, LimitError, MoepackError, UsageError
+from formats.manifest import WORK_DIR
 from packer import cli
 from packer.commands import moepack, run
 from packer.commands import pack as pack_command
 from packer.commands.errors import guarded
 from packer.commands.source import note_memory
 from packer.output import make_output
-from packer.preflight import WORK_DIR
 from packer.storage.system import SYSTEM
 from packer.verify.verify import verify
 from runtime.machine import processors
@@ -293,6 +293,9 @@ def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(["verify", str(tmp_path)]) == 3
     assert "hint: make one with moepack pack" in capsys.readouterr().err
     (tmp_path / "experts").mkdir()
+    assert run(["verify", str(tmp_path)]) == 3
+    assert "hint: get manifest.json from where the container comes from" in capsys.readouterr().err
+    (tmp_path / WORK_DIR).mkdir()
     assert run(["verify", str(tmp_path)]) == 3
     assert "hint: an interrupted pack continues" in capsys.readouterr().err
     (tmp_path / "file").write_bytes(b"")

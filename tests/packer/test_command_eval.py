@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from formats.manifest import WORK_DIR
 from packer.commands import run
 from tests.support.speaking import DATA, Speaking, make_speaking
 
@@ -163,7 +164,7 @@ def test_models_that_are_none(name: str, code: int, tmp_path: Path, capsys: pyte
 def test_an_unfinished_pack_can_be_continued(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "experts").mkdir()
+    (tmp_path / WORK_DIR).mkdir()
     assert run([command[0], str(tmp_path), *command[1:]]) == 3
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: {tmp_path}: ")

@@ -150,7 +150,7 @@ def test_there_is_no_text_to_stop_in_without_a_tokenizer(capsys: pytest.CaptureF
         (["hello", "--temperature", "nan"], 2, "temperature is out of range"),
         (["hello", "--top-p", "0"], 2, "top-p is out of range"),
         (["hello", "--seed", "-1"], 2, "seed is out of range"),
-        (["hello", "--stop", ""], 2, "stop strings are empty"),
+        (["hello", "--stop", ""], 2, "a stop string is empty"),
         (["--ids", "512"], 2, "entry 1 is no token id"),
         (["hello", "-n", "9", "--context", "8"], 2, "do not fit into the context"),
         (["--interactive", "--json"], 2, "--json prints one object"),

@@ -17,6 +17,7 @@ from formats.checkpoint import open_checkpoint
 from formats.container import open_container
 from formats.errors import FormatError, IntegrityError, Interrupted, UsageError
 from formats.families import bind
+from formats.manifest import WORK_DIR
 from packer.inspect.reading import inspect_expert, inspect_layer, inspect_matrix, inspect_summary, spread
 from packer.inspect.text import bits_text, collapsed, histogram, show_summary, spread_text
 from packer.inspect.trunk import inspect_trunk
@@ -24,7 +25,7 @@ from packer.inspect.views import FileSize, Spread, Summary, Unfinished
 from packer.output import Output
 from packer.pipeline import pack
 from packer.planning.plan import make_plan
-from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME
 from packer.progress import Progress
 from packer.recipe.recipe import default_recipe
 from packer.storage.journal import open_or_create
@@ -256,7 +257,7 @@ def test_neither_container_nor_pack(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="not a container: it has no manifest") as caught:
         inspect_summary(tmp_path)
     assert caught.value.hint == "make one with moepack pack"
-    (tmp_path / "begun" / "experts").mkdir(parents=True)
+    (tmp_path / "begun" / WORK_DIR).mkdir(parents=True)
     with pytest.raises(FormatError, match="not a finished container: it has no manifest") as caught:
         inspect_summary(tmp_path / "begun")
     assert "continues" in str(caught.value.hint)

@@ -18,12 +18,12 @@ from formats.checkpoint import open_checkpoint
 from formats.container import expected_files, open_container
 from formats.errors import EnvironmentProblem, FormatError, Interrupted, MoepackError, UsageError
 from formats.families import bind
-from formats.manifest import FILE_NAME
+from formats.manifest import FILE_NAME, WORK_DIR
 from packer.commands import run
 from packer.pipeline import PackResult, pack
 from packer.planning.plan import Plan, make_plan
 from packer.planning.selection import parse_selection
-from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR, check_begun
+from packer.preflight import JOURNAL_NAME, LOCK_NAME, check_begun
 from packer.recipe.recipe import default_recipe, load_recipe, override
 from packer.storage.lock import exclusive
 from packer.storage.system import SYSTEM

@@ -14,11 +14,11 @@ import pytest
 from formats.checkpoint import open_checkpoint
 from formats.errors import EnvironmentProblem, FormatError, Interrupted, UsageError
 from formats.families import bind
-from formats.manifest import FILE_NAME, TRUNK_NAME
+from formats.manifest import FILE_NAME, TRUNK_NAME, WORK_DIR
 from packer import pipeline
 from packer.pipeline import pack
 from packer.planning.plan import make_plan
-from packer.preflight import JOURNAL_NAME, LOCK_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME, LOCK_NAME
 from packer.recipe.recipe import load_recipe
 from packer.storage.journal import FileBegun, FileDone, ShardSeen, _line
 from packer.storage.system import SYSTEM

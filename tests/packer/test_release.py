@@ -21,13 +21,14 @@ from blake3 import blake3
 from formats.checkpoint import open_checkpoint
 from formats.errors import EnvironmentProblem, Interrupted, MoepackError
 from formats.families import bind
+from formats.manifest import WORK_DIR
 from packer.disk import with_relief
 from packer.fetch.provenance import provenance_of
 from packer.fetch.receipt import read_receipt
 from packer.local_release import kept_headers, open_local_release
 from packer.pipeline import PackResult, pack
 from packer.planning.plan import Plan, make_plan
-from packer.preflight import JOURNAL_NAME, WORK_DIR
+from packer.preflight import JOURNAL_NAME
 from packer.recipe.recipe import default_recipe
 from packer.steps import consumers, unit_shards
 from packer.storage.durable import SUFFIX

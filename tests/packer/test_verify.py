@@ -22,11 +22,10 @@ from formats.codecs import group_int, mxfp4, raw
 from formats.container import open_container
 from formats.errors import FormatError, UsageError
 from formats.families import bind
-from formats.manifest import names_digest
+from formats.manifest import WORK_DIR, names_digest
 from packer.pipeline import pack
 from packer.planning.plan import make_plan
 from packer.planning.selection import parse_selection
-from packer.preflight import WORK_DIR
 from packer.progress import Progress
 from packer.recipe.recipe import default_recipe, load_recipe, override
 from packer.verify.verify import VerifyReport, choose_records, verify

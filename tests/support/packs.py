@@ -13,10 +13,9 @@ from typing import Any
 from formats.checkpoint import Checkpoint, open_checkpoint
 from formats.errors import MoepackError
 from formats.families import Model, bind
-from formats.manifest import FILE_NAME
+from formats.manifest import FILE_NAME, WORK_DIR
 from packer.pipeline import PackResult, pack
 from packer.planning.plan import Plan, make_plan
-from packer.preflight import WORK_DIR
 from packer.recipe.recipe import default_recipe
 from packer.storage.durable import SUFFIX
 from packer.storage.system import SYSTEM, System
