@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from formats.manifest import WORK_DIR
 from tests.attacks.alter import folder, gone, link, pipe
 from tests.support.containers import Forge, build_container, seal
 from tests.support.verdicts import CLOSED, LISTED, Attack, Case, FileAttack, flip, patch, put, resize, run_case
@@ -51,6 +52,7 @@ def of_another_container(path: Path) -> None:
 
 def unfinished(path: Path) -> None:
     (path / NAME).rename(path / "manifest.json.part")
+    (path / WORK_DIR).mkdir()
 
 
 def first_tensor_twice(forge: Forge) -> None:
@@ -70,8 +72,8 @@ def record_moved_to_another_layer(forge: Forge) -> None:
 
 CASES: dict[str, Case] = {
     # not a manifest at all
-    "man-01 absent": damaged("not a finished container: it has no manifest", gone(NAME)),
-    "man-01 unfinished": damaged("same pack command is given again", unfinished),
+    "man-01 absent": damaged("it has no manifest.*\\n.*get manifest.json from where", gone(NAME)),
+    "man-01 unfinished": damaged("not a finished container.*\\n.*same pack command is given again", unfinished),
     "man-01 empty": damaged("manifest.json", resize(NAME, lambda length: 0)),
     "man-01 half": damaged("manifest.json", resize(NAME, lambda length: length // 2)),
     "man-01 one byte short": damaged("manifest.json", resize(NAME, lambda length: length - 1)),

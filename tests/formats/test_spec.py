@@ -139,7 +139,7 @@ def test_extent_past_end(forge: Forge, field: str, value: int) -> None:
 
 def test_manifest_missing(forge: Forge) -> None:
     (forge.path / "manifest.json").unlink()
-    assert "not a finished container" in refusal(forge.path)
+    assert "not a container: it has no manifest" in refusal(forge.path)
 
 
 @pytest.mark.parametrize("name", ["index.bin", "trunk.bin", "experts/layer-00002.bank", "assets/sub/chat.jinja"])
