@@ -301,10 +301,13 @@ def open_container(path: str | Path) -> Container:
     return container
 
 
-def unfinished_hint(path: Path) -> str | None:
-    """What to do about a directory that is no container yet; None if nobody began to pack into it."""
-    begun = os.path.lexists(path / WORK_DIR)
-    return "an interrupted pack continues when the same pack command is given again" if begun else None
+def missing_manifest_hint(path: Path) -> str | None:
+    """What to do about a directory without a manifest; None if there is nothing of a container either."""
+    if os.path.lexists(path / WORK_DIR):
+        return "an interrupted pack continues when the same pack command is given again"
+    if os.path.lexists(path / EXPERTS_DIR):
+        return f"get {FILE_NAME} from where the container comes from"
+    return None
 
 
 def read_manifest(directory_fd: int, path: Path) -> bytes:
@@ -314,11 +317,9 @@ def read_manifest(directory_fd: int, path: Path) -> bytes:
     except FormatError as error:
         if error.what != "file is missing":
             raise
-        unfinished = unfinished_hint(path)
-        what = f"not a {'finished container' if unfinished else 'container'}: it has no manifest"
-        lost = os.path.lexists(path / EXPERTS_DIR)
-        hint = f"get {FILE_NAME} from where the container comes from" if lost else "make one with moepack pack"
-        raise FormatError(what, where=path, hint=unfinished or hint) from None
+        kind = "finished container" if os.path.lexists(path / WORK_DIR) else "container"
+        hint = missing_manifest_hint(path) or "make one with moepack pack"
+        raise FormatError(f"not a {kind}: it has no manifest", where=path, hint=hint) from None
     try:
         length = file_bytes(fd)
         if length > MAX_BYTES:

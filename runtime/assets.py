@@ -12,7 +12,7 @@ from blake3 import blake3
 from formats import strict_json
 from formats.assets import MAX_ASSET_BYTES
 from formats.checkpoint import CONFIG_NAME
-from formats.container import Container, open_container, unfinished_hint
+from formats.container import Container, missing_manifest_hint, open_container
 from formats.errors import EnvironmentProblem, FormatError, IntegrityError, UsageError
 from formats.families import TextConfig, read_text_model
 from formats.files import read_exactly
@@ -71,7 +71,7 @@ def read_config_bytes(path: Path) -> bytes:
             "neither a container nor a checkpoint",
             where=path,
             expected=f"{FILE_NAME} or {CONFIG_NAME}",
-            hint=unfinished_hint(path),
+            hint=missing_manifest_hint(path),
         )
     return data
 

@@ -35,9 +35,7 @@ def writing_options(function: Any) -> Any:
         WritingOptions,
         click.option("-n", "count", type=click.IntRange(min=0), default=64, show_default=True, help="Tokens, at most."),
         click.option("--temperature", type=float, default=0.8, show_default=True, help="0 (the likeliest) to 100."),
-        click.option(
-            "--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest of this share."
-        ),
+        click.option("--top-p", type=float, default=0.95, show_default=True, help="Draw from the top share, up to 1."),
         click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn, 0 or more."),
         click.option("--stop", "stops", multiple=True, metavar="S", help="End before this text; may be given again."),
     )

@@ -171,6 +171,17 @@ def test_an_unfinished_pack_can_be_continued(
     assert hint == "hint: an interrupted pack continues when the same pack command is given again"
 
 
+@pytest.mark.parametrize("command", [["eval", "--ids", "1"], ["run", "--ids", "1"], ["bench", "-n", "1"]])
+def test_a_container_that_lost_its_manifest(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experts").mkdir()
+    assert run([command[0], str(tmp_path), *command[1:]]) == 3
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {tmp_path}: ")
+    assert hint == "hint: get manifest.json from where the container comes from"
+
+
 def test_wrt_17_partial_containers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "part.moepack"
     assert run(["pack", str(DATA / "k3-tiny"), str(out), "--layers", "2", "--quiet"]) == 0
